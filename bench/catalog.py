@@ -2,8 +2,8 @@
 
 `python bench/catalog.py` starts the servers that it needs, measures, prints a line for each measurement, and writes
 bench/results/catalog.md, catalog.json and catalog.svg. `--quick` measures little and writes nothing; `--only TEXT`
-measures what has TEXT in its line (`growth`: requests, bytes and CPU by the number of tables), and writes nothing.
-It takes about ten minutes.
+measures what has TEXT in its line (`growth`: requests, bytes and CPU by the number of tables; `scale`: lists, loads and
+commits with 100,000 tables, start-up and takeover), and writes nothing. It takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from bench.catalogs.api import NotHere
 from bench.catalogs.places import TMPFS, Places
 from bench.catalogs.runs import Measured, measured
 from bench.catalogs.systems import CLIENTS, PLACES, SYSTEMS, PlaceKind, System
-from bench.catalogs.tables import grown_line, line, save, summary
+from bench.catalogs.tables import grown_line, line, save, scaled_lines, summary
 from bench.queues.runs import Failed
 from bench.report import file_system, machine, versions
 
@@ -49,12 +50,14 @@ class Scale:
     large: int
     """How many tables a large catalog has; 0: there is none."""
     grown: tuple[int, ...]
+    scaled: tuple[int, ...]
+    """With how many tables lists, loads, commits, start-up and takeover are measured."""
     rounds: int
     """For how many rounds, from one checkpoint to the next, creates and appends of each size are counted."""
 
 
-FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000, 100_000), 3)
-QUICK = Scale(1.0, (1, 64), 0, (10, 100), 1)
+FULL = Scale(3.0, CLIENTS, 10_000, (10, 100, 1_000, 10_000, 100_000), (100, 10_000, 100_000), 3)
+QUICK = Scale(1.0, (1, 64), 0, (10, 100), (100, 1_000), 1)
 
 Run = tuple[System, PlaceKind, int, int]
 
@@ -70,14 +73,16 @@ def main() -> int:
             if only in _name(run).lower():
                 rows.append(_measured(places, run, scale))
                 print(line(rows[-1]), flush=True)
-    grown = [_grown(tables, scale) for tables in scale.grown] if only in "growth" else []
+    grown = [_in_process("grow", tables, scale.rounds) for tables in scale.grown] if only in "growth" else []
     for found in grown:
         print(grown_line(found))
+    large = [_scaled(tables) for tables in scale.scaled] if only in "scale" else []
+    print(*scaled_lines(large), sep="\n")
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
     facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
     print("", *summary(rows, grown), sep="\n")
     if not arguments.quick and not only:
-        save(ROOT / "bench" / "results", facts, rows, grown, scale.seconds)
+        save(ROOT / "bench" / "results", facts, rows, grown, large, scale.seconds)
     return 1 if any(row.note.startswith("failed") and row.system.kind == "ours" for row in rows) else 0
 
 
@@ -118,12 +123,18 @@ def _measured(places: Places, run: Run, scale: Scale) -> Measured:
         return Measured(system, kind, clients, tables, note=f"failed: {error}")
 
 
-def _grown(tables: int, scale: Scale) -> dict[str, Any]:
-    """What a commit costs with so many tables, counted in a process of its own."""
-    command = [sys.executable, "-m", "bench.catalogs.grow", str(tables), str(scale.rounds)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def _in_process(module: str, *arguments: object) -> dict[str, Any]:
+    """What a module of `bench.catalogs` measures in a process of its own."""
+    command = [sys.executable, "-m", f"bench.catalogs.{module}", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    said = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
     found: dict[str, Any] = json.loads(said)
     return found
+
+
+def _scaled(tables: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=TMPFS, prefix="limpet-bench-") as folder:
+        return _in_process("scale", tables, folder)
 
 
 def _facts() -> dict[str, str]:

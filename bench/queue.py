@@ -1,18 +1,21 @@
 """The queue against other queues, on tmpfs: pushing, draining at three backlogs, and a worker that is killed.
 
 `python bench/queue.py` starts the servers that peers need, measures, prints a line for each system, and writes
-bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT` measures
-the systems whose name holds TEXT, and writes nothing either. It takes about fifteen minutes.
+bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT`, which
+may be repeated, measures the systems whose name holds TEXT, and writes nothing either, unless `--save NAME` is given:
+then it writes to bench/results, with this name behind `queue-`. It takes about fifteen minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -34,35 +37,40 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 TMPFS = Path("/dev/shm")
-PEERS = ("huey", "litequeue", "persist-queue", "celery", "kombu", "dramatiq", "redis", "psycopg")
+PEERS = ("huey", "litequeue", "persist-queue", "celery", "kombu", "dramatiq", "redis", "procrastinate", "psycopg")
 
 
 def main() -> int:
     """Measure, print, write the results; 1 if a measurement failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, nothing written")
-    parser.add_argument("--only", default="", help="only the systems whose name holds this text; nothing written")
+    parser.add_argument(
+        "--only", action="append", help="only the systems whose name holds this text; may be repeated; nothing written"
+    )
+    parser.add_argument("--save", metavar="NAME", help="with --only: write the results to queue-NAME")
     parser.add_argument("--far", action="store_true", help="on a store that is 30 ms away, beside SQS and Redis")
     arguments = parser.parse_args()
+    only = [text.lower() for text in arguments.only or ()]
     if arguments.far:
-        return _far(quick=arguments.quick, only=arguments.only)
+        return _far(quick=arguments.quick, only=only)
     scale = QUICK if arguments.quick else FULL
     begun_s, facts = time.monotonic(), _facts()
     rows = []
     with _Bench(scale) as bench:
         for system in SYSTEMS:
-            if arguments.only.lower() in system.name.lower():
+            if not only or any(text in system.name.lower() for text in only):
                 rows.append(bench.measured(system))
                 print(line(rows[-1], scale), flush=True)
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
     facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
     print("", *summary(rows, scale), sep="\n")
-    if not arguments.quick and not arguments.only:
-        save(ROOT / "bench" / "results", facts, rows, scale)
+    if not arguments.quick and (arguments.save or not only):
+        name = f"queue-{arguments.save}" if arguments.save else "queue"
+        save(ROOT / "bench" / "results" / name, shlex.join(sys.argv[1:]), facts, rows, scale)
     return 1 if any(row.failed for row in rows) else 0
 
 
-def _far(*, quick: bool, only: str) -> int:
+def _far(*, quick: bool, only: Sequence[str]) -> int:
     facts, rows = _facts(), []
     with tempfile.TemporaryDirectory(prefix="limpet-far-") as folder:
         for row in measure_far(Path(folder), quick=quick, only=only):

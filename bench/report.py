@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from bench.rounds import Row
 from bench.startup import Start
 
-__all__ = ["file_system", "line", "machine", "save", "summary", "versions"]
+__all__ = ["file_system", "line", "machine", "rounded", "save", "summary", "table_lines", "versions"]
 
 HEAD = ("what", "threads", "ours µs", "bare µs", "ratio (quartiles)", "CPU µs ours / bare", "aim", "")
 
@@ -70,13 +71,8 @@ def summary(rows: Sequence[Row]) -> str:
 
 def save(folder: Path, facts: dict[str, str], rows: Sequence[Row], starts: Sequence[Start]) -> None:
     """Write `kernel.md` and `kernel.json`."""
-    rounded = [
-        {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in rows
-    ]
-    (folder / "kernel.json").write_text(
-        json.dumps({"machine": facts, "rows": rounded, "start-up": [asdict(each) for each in starts]}, indent=1) + "\n"
-    )
+    found = {"machine": facts, "rows": [*map(asdict, rows)], "start-up": [*map(asdict, starts)]}
+    (folder / "kernel.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
     (folder / "kernel.md").write_text("\n".join(_markdown(facts, rows, starts)) + "\n")
 
 
@@ -87,11 +83,7 @@ def _markdown(facts: dict[str, str], rows: Sequence[Row], starts: Sequence[Start
     yield summary(rows) + "."
     for where in dict.fromkeys(row.where for row in rows):
         yield f"\n## {where}\n"
-        yield "| " + " | ".join(HEAD) + " |"
-        yield "|---" * len(HEAD) + "|"
-        for row in rows:
-            if row.where == where:
-                yield "| " + " | ".join(_cells(row)) + " |"
+        yield from table_lines(HEAD, [_cells(row) for row in rows if row.where == where])
     yield "\n## start-up\n"
     yield "| what | CPU ms, user and system (range of 5 runs) | aim ms | |"
     yield "|---|---|---|---|"
@@ -115,6 +107,25 @@ def _cells(row: Row) -> Sequence[str]:
         str(row.aim or ""),
         _verdict(row),
     )
+
+
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    """A table as Markdown."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" * len(head) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def rounded(value: Any) -> Any:
+    """A value for JSON, its numbers with four digits."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, Mapping):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each) for each in value]
+    return value
 
 
 def _verdict(row: Row | Start) -> str:

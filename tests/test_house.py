@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -257,8 +258,15 @@ def test_every_mutated_module_has_tests_and_every_argument_names_one() -> None:
     argued = [line for line in mutate.ARGUED.read_text().splitlines() if line.startswith("- ")]
     assert [line for line in argued if not mutate._ARGUED.match(line)] == []
     assert {mutate._ARGUED.match(line)[1] for line in argued} <= {*mutate.TESTS}
-    decisions = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("decide.py")}
+    decisions = {str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.py") if _is_decision(path)}
+    assert {f"src/limpet/{name}.py" for name in ("queue/decide", "queue/durable", "catalog/state")} <= decisions
     assert decisions <= {*mutate.TESTS}
+
+
+def _is_decision(path: Path) -> bool:
+    """Whether a module has only decisions: it is called `decide`, or its docstring begins by saying that it is pure."""
+    first, _, _ = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
+    return path.name == "decide.py" or "pure functions" in " ".join(first.split())
 
 
 @pytest.mark.full

@@ -483,24 +483,24 @@ INTERFACES = ("Store", "BaseStore", "Queue", "BaseQueue", "Format")
 
 STANDARD = frozenset(
     """
-    absent acceptor actor admin admission adopter always answer api app applied applier arguments backlog backoff
-    bad bill blob blocked body bucket budget buffer bulk call caller candidate catalog change check checked child
-    chunk classifier client codec collected collision column command compiled compiler conflict connection connector
+    absent acceptor actor admin admission adopter always answer api app applied applier arguments backlog backoff bad
+    bill blob blocked body bucket budget buffer bulk call caller candidate catalog change check checked child chunk
+    classifier client codec collected collision column command compiled compiler conflict connection connector
     constraints content context corrupt cost count counter create cron csv current cycle decoder delivery denied
-    disconnected discovery disk document done draft dropped edge empty ended engine error executions exists exported
-    fail failed failure fenced field file filter finding flag flaw fold folder form forward found function gathered
-    gauge go grant granted group handle header held histogram history hook import index indexed inode input
-    inspected inspection internal invalid io job json jsonl killed kind latency layout ledger level limiter limits
-    link list listed load loaded log loop lost machine manifest map mark match member merged message metadata
-    metrics missing model modified move mutex name namespace newer note notice operation order output parquet peeked
-    permits pin pinned pipe place plan planned policy prepared process progress protocol publication publish
-    published publisher pull purge push pushed pusher pushing put quarantined queue rate read reader ready reason
-    recent reconnected ref refusal refused rejected renewable renewer repairs replaced report request resolution
-    resolver response rest retried route row run runner running sample schedule schema scope screen search sender
-    sent sequence shape shell signer sink slow source stat state step stop storage styled sum summary sweeper table
-    tail take taken temp template term threads times typed unavailable unclear unknown unreachable unread unreadable
-    unsupported user usv verified verifier versioned view violation wait waiting warehouse warning watch watched won
-    work world write writer written
+    disconnected discovery disk document done draft dropped edge empty encoder ended engine error executions exists
+    exported fail failed failure fenced field file filter finding flag flaw fold folder form forward found function
+    gathered gauge go grant granted group handle header held histogram history hook import index indexed inode input
+    inspected inspection internal invalid io job json jsonl killed kind latency layout ledger level limiter limits link
+    list listed load loaded log loop lost machine manifest map mark match member merged message metadata metrics
+    missing model modified move mutex name namespace newer note notice operation order output parquet peeked permits
+    pin pinned pipe place plan planned policy prepared process progress protocol publication publish published
+    publisher pull purge push pushed pusher pushing put quarantined queue rate read reader ready reason recent
+    reconnected ref refusal refused rejected renewable renewer repairs replaced report request resolution resolver
+    response rest retried route row run runner running sample schedule schema scope screen search sender sent sequence
+    shape shell signer sink slow source stat state step stop storage styled sum summary sweeper table tail take taken
+    temp template term threads times typed unavailable unclear unknown unreachable unread unreadable unsupported user
+    usv verified verifier versioned view violation wait waiting warehouse warning watch watched won work world write
+    writer written
     """.split()  # noqa: SIM905 (as a list it would have a line for each word)
 )
 """Ordinary words of the trade, which need no entry in the glossary. A word that a reader must look up is not one."""
@@ -605,6 +605,26 @@ def test_tree(rule: Callable[[], Iterator[str]]) -> None:
         pytest.fail(f"{rule.__doc__}\nbroken by: {', '.join(new)}", pytrace=False)
     if mended:
         pytest.fail(f"no longer broken; take it out of tests/support/known.py: {', '.join(mended)}", pytrace=False)
+
+
+CONCEPTS: dict[str, tuple[str, set[str]]] = {
+    "counting the tasks of a queue": (r"^def (?:count_queues|count_failed|summarize)\(", {"queue/inspect.py"}),
+    "whether a lease is live": (r"^def is_live\(", {"lease/decide.py"}),
+    "resolving an outcome by reading back": (r"^def put_resolved\(|^class Verdict\b", {"store/outcome.py"}),
+    "renewing leases in a thread": (r"^class Renewer\b|renew_interval_s\(", {"lease/__init__.py", "lease/decide.py"}),
+    "how often an idle worker polls": (r"^class Poll\w+", {"queue/queue.py", "worker/worker.py"}),
+    "processes that are started and watched": (r"\bPopen\(", {"worker/command.py", "worker/pool.py"}),
+    "what time it is": (r"def elapsed_s\(", {"runtime.py", "sim/world.py", "testing.py"}),
+    "forwarding to another store": (r"self\.inner\.get\(", {"store/api.py"}),
+}
+"""By concept: how it would be written again, and where it is."""
+
+
+@pytest.mark.parametrize("concept", CONCEPTS)
+def test_each_concept_has_one_implementation(concept: str) -> None:
+    pattern, places = CONCEPTS[concept]
+    found = {source.path.removeprefix("src/limpet/") for source in _package() if re.search(pattern, source.text, re.M)}
+    assert found == places, "use what is there; or say here why there are two"
 
 
 def test_import_limpet_loads_no_extra() -> None:

@@ -69,7 +69,7 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
     ),
     "bench": (
         Package("redis-server", "redis-server", "Dramatiq in bench/queue.py"),
-        Package("postgresql", "initdb", "Postgres in bench/queue.py, and DBOS in bench/durable.py"),
+        Package("postgresql", "initdb", "Postgres and Procrastinate in bench/queue.py, DBOS in bench/durable.py"),
         Package("strace", "strace", "files opened, in bench/index.py"),
     ),
     "screenshots": (Package("chromium", "chromium", "the screenshots"),),

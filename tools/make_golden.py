@@ -21,7 +21,7 @@ from limpet import keys
 from limpet.app.fleet import FleetRecord, fresh
 from limpet.cell import PLAIN, Cell, struct_codec
 from limpet.index import Index
-from limpet.index.codec.types import typed
+from limpet.index.types import typed
 from limpet.index.writer import stamps_of
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.queue import BucketQueue, Policy

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from playwright.sync_api import sync_playwright  # noqa: E402
 
 from browser.conftest import FLAGS, Dashboard, dashboard_of  # noqa: E402
-from support.dashboard import GONE  # noqa: E402
+from support.dashboard import GONE, WAITING  # noqa: E402
 
 __all__ = ["main"]
 
@@ -36,15 +36,15 @@ PLACES = {
     "queue": "queue/enrich",
     "index": "index/companies",
     "catalog": "catalog/sales/orders",
-    "locks": "locks",
-    "store": "store",
+    "task": f"queue/shipping/{WAITING}",
 }
 SHOTS = (
-    *((name, "desktop", "light") for name in PLACES),
-    ("overview", "desktop", "dark"),
-    ("queue", "desktop", "dark"),
+    ("overview", "desktop", "light"),
     ("overview", "phone", "light"),
-    ("queue", "phone", "dark"),
+    ("queue", "desktop", "dark"),
+    ("task", "desktop", "light"),
+    ("index", "desktop", "light"),
+    ("catalog", "desktop", "dark"),
 )
 
 

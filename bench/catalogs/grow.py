@@ -36,7 +36,7 @@ from limpet.runtime import system
 from limpet.store import MemoryStore, MeteredStore, Store
 from limpet.store.api import Always, Version, When
 
-__all__ = ["grown"]
+__all__ = ["add_entries", "grown"]
 
 KINDS = {
     "warehouse": "metadata",
@@ -97,7 +97,7 @@ def grown(tables: int, rounds: int) -> dict[str, Any]:
     meter = MeteredStore(store)
     with _leading(store, meter) as catalog:
         fill(catalog, OWN_TABLES)
-        _add(catalog, tables - OWN_TABLES)
+        add_entries(catalog, tables - OWN_TABLES)
         client, share = Bench(catalog), Share(0, 1)
         commits = rounds * ROUND
         found: dict[str, Any] = {"tables": tables, "commits": commits}
@@ -122,18 +122,20 @@ def _round(store: _Sorted, call: Callable[[str], object], names: Iterable[str]) 
     return time.process_time() - begun_s - store.checkpoint_s, store.checkpoint_s
 
 
-def _add(catalog: Catalog, tables: int) -> None:
+def add_entries(catalog: Catalog, tables: int, namespace_of: Callable[[int], str] = lambda _: NAMESPACE) -> None:
     """So many tables more, whose metadata is never read: entries of the state, and no files."""
     leader = catalog.leader
     assert leader is not None
     for start in range(0, tables, CHUNK):
-        entries = {
-            key_of("t", (NAMESPACE,), f"other{number:06}"): _entry(f"{NAMESPACE}/other{number:06}-{number:012x}")
-            for number in range(start, min(start + CHUNK, tables))
-        }
-        changes = [Change(key, entry.value()) for key, entry in entries.items()]
-        changes += [Change(f"{LIVE}/{entry.root}", 1) for entry in entries.values()]
-        leader.commit(f"{MINTED}fill{start}", partial(_granted, Grant("fill", tuple(changes))))
+        changes: dict[str, Change] = {}
+        for number in range(start, min(start + CHUNK, tables)):
+            space = namespace_of(number)
+            new = _entry(f"{space}/other{number:06}-{number:012x}")
+            if space != NAMESPACE:
+                changes[space] = Change(key_of("n", (), space), {})
+            changes[new.root] = Change(key_of("t", (space,), f"other{number:06}"), new.value())
+            changes[f"{LIVE}/{new.root}"] = Change(f"{LIVE}/{new.root}", 1)
+        leader.commit(f"{MINTED}fill{start}", partial(_granted, Grant("fill", tuple(changes.values()))))
 
 
 def _entry(root: str) -> Entry:

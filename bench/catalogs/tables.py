@@ -11,8 +11,9 @@ from typing import Any
 from bench.catalogs.judge import VERBS, aims, besides
 from bench.catalogs.plot import picture
 from bench.catalogs.runs import Figures, Measured
+from bench.report import rounded, table_lines
 
-__all__ = ["grown_line", "line", "save", "summary"]
+__all__ = ["grown_line", "line", "save", "scaled_lines", "summary"]
 
 HEAD = (
     "system",
@@ -47,6 +48,20 @@ GROWN_HEAD = (
 )
 
 
+SCALED = (
+    ("snapshot_bytes", "snapshot: bytes", 0),
+    ("load_state_ms", "snapshot read, checked and decoded: ms", 0),
+    ("begin_ms", "a new term, from a free lock and an empty memory: ms", 0),
+    ("start_s", "`limpet serve` until it leads: s", 2),
+    ("takeover_s", "takeover by a process that waits, after kill -9 (the lease is 10 s): s", 2),
+    ("start_after_kill_s", "`limpet serve` until it leads, started right after kill -9: s", 2),
+    ("waiting_rss_mb", "memory of a process that waits: MB", 0),
+    ("taken_rss_mb", "memory of a new leader: MB", 0),
+    ("leader_rss_mb", "memory of a leader after 700 commits: MB", 0),
+)
+"""Fields of what `bench.catalogs.scale` prints, what they are, and their digits."""
+
+
 def line(row: Measured) -> str:
     """One measurement for the terminal."""
     what = f"{row.place:<10} {row.system.name:<25} {row.clients:>2} clients {row.tables:>6,} tables"
@@ -66,24 +81,48 @@ def grown_line(found: Mapping[str, Any]) -> str:
     )
 
 
-def summary(rows: Sequence[Measured], grown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def scaled_lines(large: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What clients and operators meet as tables become many, a column for each size."""
+    if not large:
+        return
+    yield "\n## Lists, loads, commits, start-up and takeover as tables become many\n"
+
+    found = {"tables": [f"{each['tables']:,}" for each in large]}
+    for where in ("in process", "over HTTP"):
+        for what in large[0][where]:
+            found[f"{what}, {where}: ms"] = ["{:.2f} (p99 {:.1f})".format(*each[where][what]) for each in large]
+    for name, what, digits in SCALED:
+        found[what] = [f"{each[name]:,.{digits}f}" for each in large]
+    head, *rows = [(what, *cells) for what, cells in found.items()]
+    yield from table_lines(head, rows)
+
+
+def summary(
+    rows: Sequence[Measured], grown: Sequence[Mapping[str, Any]], large: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[str]:
     """The tables for a reader, the aims first."""
     yield from (f"- {aim}" for aim in aims(rows, grown))
     for place in dict.fromkeys(row.place for row in rows):
         yield f"\n## {place}\n"
         here = [row for row in rows if row.place == place]
-        yield from _table(HEAD, [_cells(row) for row in here])
+        yield from table_lines(HEAD, [_cells(row) for row in here])
         for row in here:
             error = next((each.error for each in row.figures.values() if each.error), "")
             if row.note or error:
                 yield f"\n{row.system.name}, {row.clients} clients: {row.note or error}."
     if grown:
         yield "\n## What a commit costs as tables become many\n"
-        yield from _table(GROWN_HEAD, [cells for each in grown for cells in _grown_cells(each)])
+        yield from table_lines(GROWN_HEAD, [cells for each in grown for cells in _grown_cells(each)])
+    yield from scaled_lines(large)
 
 
 def save(
-    folder: Path, facts: Mapping[str, str], rows: Sequence[Measured], grown: Sequence[Mapping[str, Any]], seconds: float
+    folder: Path,
+    facts: Mapping[str, str],
+    rows: Sequence[Measured],
+    grown: Sequence[Mapping[str, Any]],
+    large: Sequence[Mapping[str, Any]],
+    seconds: float,
 ) -> None:
     """Write `catalog.md`, `catalog.json` and `catalog.svg`."""
     text = [
@@ -93,7 +132,7 @@ def save(
         "![appends a second, by place, system and clients](catalog.svg)\n",
         f"Each figure is of {seconds:g} s. Pairs in one cell are for creates and for appends.\n",
         "## Aims\n",
-        *summary(rows, grown),
+        *summary(rows, grown, large),
     ]
     (folder / "catalog.md").write_text("\n".join(text) + "\n")
     found = {
@@ -102,8 +141,9 @@ def save(
         "aims": [asdict(aim) for aim in aims(rows, grown)],
         "rows": [row.plain() for row in rows],
         "growth": [*grown],
+        "scale": [*large],
     }
-    (folder / "catalog.json").write_text(json.dumps(_rounded(found), indent=1) + "\n")
+    (folder / "catalog.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
     (folder / "catalog.svg").write_text(picture(rows))
 
 
@@ -158,20 +198,3 @@ def _grown_cells(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             f"{each['checkpoint_cpu_ms']:.2f}",
             *(loads if verb == VERBS[0] else [""] * len(loads)),
         )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|---" * len(head) + "|"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
-    return value

@@ -11,6 +11,7 @@ from typing import Any
 from bench.indexes.judge import aims
 from bench.indexes.plot import picture
 from bench.indexes.rows import Row, Scale
+from bench.report import rounded, table_lines
 
 __all__ = ["grown_line", "line", "save", "summary"]
 
@@ -82,7 +83,7 @@ def summary(rows: Sequence[Row], grown: Sequence[Mapping[str, Any]]) -> Iterator
     shown = [row for row in rows if not row.skipped]
     if shown:
         yield "\n## Seconds and megabytes\n"
-        yield from _table(HEAD, [_cells(row) for row in shown])
+        yield from table_lines(HEAD, [_cells(row) for row in shown])
     for row in rows:
         if row.skipped:
             yield f"\n{row.system.name}: {row.skipped}."
@@ -90,10 +91,10 @@ def summary(rows: Sequence[Row], grown: Sequence[Mapping[str, Any]]) -> Iterator
             yield f"\n{row.system.name}: {note}."
     if shown:
         yield "\n## What a lookup reads\n"
-        yield from _table(READ_HEAD, [_read_cells(row) for row in shown if row.lookups])
+        yield from table_lines(READ_HEAD, [_read_cells(row) for row in shown if row.lookups])
     if grown:
         yield "\n## How ours grows\n"
-        yield from _table(GROWN_HEAD, [_grown_cells(each) for each in grown])
+        yield from table_lines(GROWN_HEAD, [_grown_cells(each) for each in grown])
 
 
 def save(
@@ -118,7 +119,7 @@ def save(
         "rows": [_plain(row) for row in rows],
         "growth": [*grown],
     }
-    (folder / "index.json").write_text(json.dumps(_rounded(found), indent=1) + "\n")
+    (folder / "index.json").write_text(json.dumps(rounded(found), indent=1) + "\n")
     (folder / "index.svg").write_text(picture(rows, title))
 
 
@@ -194,24 +195,7 @@ def _ms(ms: float | None) -> str:
     return "-" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|---" * len(head) + "|"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
 def _plain(row: Row) -> dict[str, Any]:
     found = asdict(row)
     system = found.pop("system")
     return {"system": system["name"], "kind": system["kind"], "synced": system["synced"], **found}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
-    return value

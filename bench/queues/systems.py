@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from bench.queues.dramatiq import HEARTBEAT_S
 from bench.queues.postgres import LEASE_S
+from bench.queues.procrastinate import STALLED_S
 
 __all__ = ["SYSTEMS", "Kind", "System"]
 
@@ -74,6 +75,21 @@ def _postgres(batch: int, commit: str, rows: str = "deleted") -> System:
     )
 
 
+def _procrastinate(batch: int, concurrency: int) -> System:
+    return System(
+        name=f"Procrastinate, {'batch defer' if batch > 1 else 'defer'}, {concurrency} at a time",
+        kind="server",
+        module="procrastinate",
+        synced="each",
+        options={"batch": batch, "concurrency": concurrency},
+        server="postgres",
+        slow=True,
+        back_after_s=2 * STALLED_S,
+        # Without a task that looks for stalled jobs, what a killed worker held stays with it.
+        kill_options={"reap_s": STALLED_S},
+    )
+
+
 def _dramatiq(threads: int) -> System:
     return System(
         name=f"Dramatiq + Redis, {threads} thread{'s' if threads > 1 else ''}",
@@ -103,6 +119,8 @@ SYSTEMS = (
     System("Celery filesystem, kombu", "file", "celery", "never", {"consumer": "kombu"}, slow=True, pairs=False),
     _dramatiq(1),
     _dramatiq(8),
+    _procrastinate(1, 1),
+    _procrastinate(100, 8),
     _postgres(1, "on"),
     _postgres(1, "off"),
     _postgres(100, "on"),

@@ -12,6 +12,7 @@ from bench.queues.judge import aims, like, ratio
 from bench.queues.plot import picture
 from bench.queues.rows import Row, Scale
 from bench.queues.runs import Drain, Killed
+from bench.report import table_lines
 
 __all__ = ["line", "save", "short", "summary"]
 
@@ -28,7 +29,7 @@ def line(row: Row, scale: Scale) -> str:
 
 def summary(rows: Sequence[Row], scale: Scale) -> Iterator[str]:
     """The table for a reader: rates, ratios, verdicts."""
-    yield from _table(_head(scale), [_cells(row, rows, scale) for row in rows if not row.skipped])
+    yield from table_lines(_head(scale), [_cells(row, rows, scale) for row in rows if not row.skipped])
     for row in rows:
         if row.skipped:
             yield f"\n{row.system.name}: {row.skipped}."
@@ -39,7 +40,7 @@ def summary(rows: Sequence[Row], scale: Scale) -> Iterator[str]:
         yield f"- {aim}"
     yield "\n## What a claim costs\n"
     yield "One worker, from its first claim on. Requests are of a whole turn: claim, read, acknowledge.\n"
-    yield from _table(
+    yield from table_lines(
         ("system", "pending", "claims", "mean µs", "median µs", "longest ms", "requests a claim"), [*_claim_cells(rows)]
     )
     for row in rows:
@@ -52,26 +53,27 @@ def summary(rows: Sequence[Row], scale: Scale) -> Iterator[str]:
             )
 
 
-def save(folder: Path, facts: dict[str, str], rows: Sequence[Row], scale: Scale) -> None:
-    """Write `queue.md`, `queue.json` and `queue.svg`."""
+def save(path: Path, options: str, facts: dict[str, str], rows: Sequence[Row], scale: Scale) -> None:
+    """Write what is found at `path` with the endings .md, .json and, of a whole run, .svg."""
     told = " · ".join(f"{name} {value}" for name, value in facts.items())
     text = [
         "# The queue against others\n",
-        "Written by `python bench/queue.py`; bench/README.md says how to read it.\n",
+        f"Written by `{f'python bench/queue.py {options}'.strip()}`; bench/README.md says how to read it.\n",
         f"{told}\n",
-        "![tasks a second, by system and backlog](queue.svg)\n",
+        *([] if options else [f"![tasks a second, by system and backlog]({path.name}.svg)\n"]),
         f"Tasks of {PAYLOAD_BYTES} B, a handler that does nothing, tasks a second. Ratios: ours / theirs at"
         f" {scale.judged:,} pending with one worker, ours with `fsync` where theirs syncs each task.\n",
         *summary(rows, scale),
     ]
-    (folder / "queue.md").write_text("\n".join(text) + "\n")
+    path.with_suffix(".md").write_text("\n".join(text) + "\n")
     found = {
         "machine": facts,
         "aims": [asdict(aim) for aim in aims(rows, scale)],
         "rows": [_plain(row) for row in rows],
     }
-    (folder / "queue.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "queue.svg").write_text(picture(rows, scale))
+    path.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    if not options:
+        path.with_suffix(".svg").write_text(picture(rows, scale))
 
 
 def short(per_s: float | None) -> str:
@@ -143,13 +145,6 @@ def _times(ratio: float | None) -> str:
     if ratio is None:
         return ""
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|---" * len(head) + "|"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 def _plain(row: Row) -> dict[str, object]:

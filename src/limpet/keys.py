@@ -73,7 +73,8 @@ DERIVED = "z"
 STEPS_MAX = 1000
 """The most steps of one task."""
 
-_STEP = re.compile(r"([0-9]{1,3})\.(?:([0-9]{4})|signal-([^/]+))\.json")
+_STEP = re.compile(r"(?P<entry>[^/]+)/(?P<task>[0-9]{1,3})\.(?P<number>[0-9]{4})\.json")
+_SIGNAL = re.compile(r"(?P<entry>[^/]+)/signals/(?P<task>[0-9]{1,3})\.[^/]+\.json")
 _MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")
 _ULID = re.compile("[0-7][0-9a-hjkmnp-tv-z]{25}")
 _NOT_DIGITS = re.compile("[^0-9]")
@@ -324,13 +325,17 @@ def parts_of_entry(key: str, pending: str) -> tuple[str, str] | None:
     return entry, kind
 
 
-def parts_of_step(key: str) -> tuple[int, int | None] | None:
-    """The task of a batch (0 for a single one) and the number of one of its steps; None for a key that is not ours.
+def parts_of_step(key: str) -> tuple[str, int, int | None] | None:
+    """The entry of a step, its task (0 for a single one) and its number; None for a key that is not ours.
 
     A signal has no number.
     """
-    found = _STEP.fullmatch(key.rsplit("/", 1)[1])
-    return (int(found[1]), None if found[2] is None else int(found[2])) if found else None
+    name = key.split("/", 3)[-1]
+    found = _STEP.fullmatch(name)
+    if found is not None:
+        return found["entry"], int(found["task"]), int(found["number"])
+    found = _SIGNAL.fullmatch(name)
+    return None if found is None else (found["entry"], int(found["task"]), None)
 
 
 def due_name(due: datetime) -> str:
@@ -407,6 +412,11 @@ class QueueKeys:
         return f"{self.root}/steps"
 
     @property
+    def pushes(self) -> str:
+        """Folder of the shapes of pushes of many tasks that have an id."""
+        return f"{self.root}/pushes"
+
+    @property
     def control(self) -> Key:
         """The settings that an operator has made: paused queues."""
         return Key(f"{self.root}/control.json")
@@ -460,7 +470,15 @@ class QueueKeys:
 
     def signal(self, entry: str, n: int, signal: str) -> Key:
         """A signal to task `n` of an entry.   Raises: Invalid for an empty or unprintable name."""
-        return Key(f"{self.root}/steps/{entry}/{n}.signal-{segment(signal)}.json")
+        return Key(f"{self.signals_of(entry)}/{n}.{segment(signal)}.json")
+
+    def signals_of(self, entry: str) -> str:
+        """Folder of the signals to an entry's tasks: a pusher may send signals, and record no steps."""
+        return f"{self.root}/steps/{entry}/signals"
+
+    def shape(self, name: str) -> Key:
+        """The shape of a push of many tasks, by the name from which those of its entries are derived."""
+        return Key(f"{self.root}/pushes/{name}.json")
 
     def slot(self, number: int) -> Key:
         """One of the leases that limit the number of concurrent claims."""

@@ -37,7 +37,7 @@ from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
 from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
-from limpet.index.codec.lines import JSON_KINDS, Kind, Schema
+from limpet.index.codec import JSON_KINDS, Kind, Schema
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell
@@ -95,7 +95,7 @@ class CompiledShards:
             for part in batch:
                 read = {shard: blobs[shard] for shard in part.shards}
                 lines = [line for shard, blob in read.items() for line in self._reader.checked_lines(shard, blob.data)]
-                yield replace(part, version=_version(read)), [line for line in lines if not schema.is_gone(line)]
+                yield replace(part, version=_version(read)), [line for line in lines if not schema.is_tombstone(line)]
 
 
 def parts_of(shards: Mapping[str, Stat], part_bytes: int) -> list[ShardGroup]:

@@ -21,9 +21,10 @@ from limpet.app.backup import BackupReport, backup, check_backup, kind_of, resto
 from limpet.app.fleet import _named_memory, store_for
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
-from limpet.queue import BucketQueue
+from limpet.queue import BucketQueue, Fail
 from limpet.runtime import Runtime, system
 from limpet.store import Blob, MemoryStore, Stat, Store, Version
+from limpet.worker import Worker
 from support.clock import QueueRuntime, Time
 from support.servers.process import Bucket
 
@@ -193,6 +194,98 @@ def test_a_retry_while_it_is_copied_loses_nothing() -> None:
 def test_a_next_life_that_is_not_followed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "_follow_retries", lambda run: None)
     assert RETRIED.lost(has_a_life) != []
+
+
+class DurableTask:
+    """A durable task of a fleet, and which of its steps were called. With `fails` its first life ends as failed."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.called: list[str] = []
+
+    def work(self, fleet: Fleet, *, until_empty: bool = True) -> None:
+        """Run the task, and those which it pushes."""
+
+        @fleet.task("part")
+        def part(name: str) -> str:
+            return f"{name}!"
+
+        @fleet.task("q", durable=True)
+        def flow() -> list[Any]:
+            task = limpet.current_task()
+            assert task is not None
+            first = limpet.step(self._call, "first")
+            ends = limpet.gather(part.push_many([(first,), ("b",)], batch=1))
+            second = limpet.step(self._call, f"{first} second", name="second")
+            limpet.sleep(5)
+            if self.fails and "~" not in task.id:
+                raise Fail("it is to fail")
+            return [first, [end.value for end in ends], second, limpet.wait_signal("go")]
+
+        Worker([flow.job, part.job], fleet.runtime, burst=True, until_empty=until_empty).run()
+
+    def _call(self, name: str) -> str:
+        self.called.append(name)
+        return f"{name}-{len(self.called)}"
+
+    def begin(self, fleet: Fleet) -> None:
+        """It has recorded steps, and waits for a signal; or it has failed."""
+        fleet.queue("q").push({}, id="a")
+        self.work(fleet, until_empty=False)
+        while fleet.queue("part").stats().pending or len(self.called) < 2:
+            fleet.runtime.sleep(3.0)
+            self.work(fleet, until_empty=False)
+        fleet.runtime.sleep(10.0)
+        self.work(fleet, until_empty=False)
+
+    def end(self, fleet: Fleet) -> None:
+        """It is retried, or gets its signal, and ends."""
+        queue = fleet.queue("q")
+        id_ = "a"
+        if queue.result("a").state == "failed":
+            [id_] = queue.retry("a")
+        elif queue.result("a~1").state != "unknown":
+            id_ = "a~1"
+        if queue.result(id_).state != "completed":
+            queue.signal(id_, "go", "on")
+            self.work(fleet)
+
+    def is_whole(self, fleet: Fleet) -> bool:
+        """In the copy it ends as it would have done, and no step that was recorded before is called again."""
+        before = len(self.called)
+        self.end(fleet)
+        ids = ["a~1"] if self.fails else ["a"]
+        value = fleet.queue("q").result(ids[0]).value
+        fleet.runtime.sleep(2000.0)
+        fleet.queue("q").sweep()  # type: ignore[attr-defined]
+        left = [stat.key for stat in fleet.store.list("queues") if "/steps/" in stat.key]
+        return (
+            len(self.called) == before
+            and value == ["first-1", ["first-1!", "b!"], "first-1 second-2", "on"]
+            and not left
+        )
+
+
+def lost_steps(*, fails: bool) -> list[int]:
+    """The requests at which the end of a durable task makes the copy inconsistent."""
+    flows: list[DurableTask] = []
+
+    def begin(fleet: Fleet) -> None:
+        flows.append(DurableTask(fails=fails))
+        flows[-1].begin(fleet)
+
+    return Story(begin, lambda fleet: flows[-1].end(fleet)).lost(lambda fleet: flows[-1].is_whole(fleet))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_durable_task_that_goes_on_while_it_is_copied_keeps_its_steps(fails: bool) -> None:
+    assert lost_steps(fails=fails) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_steps_whose_task_is_not_followed_are_caught(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "_moved", lambda run: set())
+    assert lost_steps(fails=fails) != []
 
 
 def put_some(fleet: Fleet) -> None:
@@ -409,6 +502,81 @@ def test_a_running_bucket_is_copied_to_a_directory_and_back(
     copy_while_busy(seaweedfs.at(f"{prefix}/fleet"), str(tmp_path / "kept"), seaweedfs.at(f"{prefix}/made"))
 
 
+def work_on_orders(fleet: Fleet, called: list[str], *, until_empty: bool) -> None:
+    """Run durable tasks, which wait for a signal and for a batch, and note the calls of their steps."""
+
+    def note(name: str) -> str:
+        called.append(name)
+        return f"{name} {len(called)}"
+
+    @fleet.task("order", durable=True)
+    def order(name: str) -> list[Any]:
+        reserved = limpet.step(note, f"reserve {name}", name="reserve")
+        early = limpet.wait_signal("early")
+        ends = limpet.gather(fleet.queue("pack").push_many([{"n": n} for n in range(4)], batch=2))
+        charged = limpet.step(note, f"charge {name}", name="charge")
+        return [reserved, early, sum(end.value for end in ends), charged, limpet.wait_signal("late")]
+
+    Worker([order.job], system(), burst=True, until_empty=until_empty, poll_s=0.2).run()
+
+
+def pack(fleet: Fleet) -> bool:
+    """Do one entry of the awaited tasks; whether there was one."""
+    with fleet.queue("pack").claim() as claim:
+        for task in claim or ():
+            task.done(task.payload["n"])
+        return bool(claim)
+
+
+@pytest.mark.parametrize("kind", ["directory", "seaweedfs"])
+def test_durable_tasks_go_on_in_another_place(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, suspended leases, signals and awaited batches are copied: recorded steps are not called again."""
+    places = [str(tmp_path / name) for name in ("fleet", "kept", "made")]
+    if kind == "seaweedfs":
+        bucket: Bucket = request.getfixturevalue("seaweedfs")
+        for name, value in bucket.env.items():
+            monkeypatch.setenv(name, value)
+        prefix = f"backup-{uuid4().hex}"
+        places = [bucket.at(f"{prefix}/fleet"), places[1], bucket.at(f"{prefix}/made")]
+    stores = [store_for(url, system()) for url in places]
+    called: list[str] = []
+    fleet = limpet.open(places[0])
+    queue = fleet.queue("order")
+    batch = [*queue.push_many([{"name": "x"}, {"name": "y"}], id="two")]
+    ids = [queue.push({"name": name}, id=name).id for name in ("single", "waits")] + batch
+    for id_ in ids:
+        if id_ != "waits":
+            queue.signal(id_, "early", 7)
+    work_on_orders(fleet, called, until_empty=False)
+    assert pack(fleet), "one of two entries that each of them awaits"
+    assert isinstance(queue, BucketQueue)
+    assert [row["state"] for row in queue.inspect.entries("pending")] == ["suspended"] * 3, (
+        "two of the tasks are a batch"
+    )
+    before = sorted(called)
+    assert before == sorted(f"reserve {name}" for name in ("single", "waits", "x", "y"))
+
+    backup(stores[0], stores[1], system(), source_url=places[0], target_url=places[1])
+    restore(stores[1], stores[2], system(), source_url=places[1], target_url=places[2])
+    made = limpet.open(places[2])
+    queue = made.queue("order")
+    for id_ in ids:
+        queue.signal(id_, "late", "on")
+    assert queue.signal("waits", "early", 8)
+    assert not queue.signal("single", "early", 8), "the first one counts, and was copied"
+    while queue.stats().pending:
+        while pack(made):
+            pass
+        work_on_orders(made, called, until_empty=False)
+    results = [result.value for result in queue.results(ids)]
+    assert [value[1:3] + value[4:] for value in results] == [[7, 6, "on"], [8, 6, "on"], [7, 6, "on"], [7, 6, "on"]]
+    names = [(value[0].rsplit(" ", 1)[0], value[3].rsplit(" ", 1)[0]) for value in results]
+    assert names == [(f"reserve {name}", f"charge {name}") for name in ("single", "waits", "x", "y")]
+    assert sorted(called[4:]) == sorted(f"charge {name}" for name in ("single", "waits", "x", "y"))
+
+
 # ---- killed, repeated, refused ----
 
 
@@ -615,6 +783,7 @@ def test_every_kind_of_object_has_its_place_in_the_order() -> None:
         ("scheduled", "pending"),
         ("pending", "failed"),
         ("failed", "completed"),
+        ("completed", "steps"),
         ("imports", "inbox"),
         ("inbox", "packs"),
         ("packs", "shards"),
@@ -626,6 +795,7 @@ def test_every_kind_of_object_has_its_place_in_the_order() -> None:
         assert order.index(earlier) < order.index(later)
     assert kind_of("queues/q/slots/0.lock") == "lock"
     assert kind_of("queues/q/parts/e/x.json") == "queue"
+    assert kind_of("queues/q/steps/e/0.0000.json") == "steps"
     assert kind_of("queues/q/bell.json") == "own"
     assert kind_of("workers/01jd0000000000000000000000.json") == "own"
     assert kind_of("indexes/i/shards/00.lock") == "lock"

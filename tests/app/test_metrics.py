@@ -98,6 +98,19 @@ def test_a_scrape_of_a_fleet(fleet: Fleet) -> None:
     assert {value for (name, _), value in found.items() if name == "limpet_read_error"} == {0}
 
 
+def test_suspended_tasks_are_counted_apart(fleet: Fleet) -> None:
+    @fleet.task
+    def order() -> str:
+        return str(limpet.wait_signal("approved"))
+
+    order.push()
+    testing.drain(fleet)
+    found = samples(FleetMetrics(fleet).registry())
+    names = ("limpet_queue_pending", "limpet_queue_resting", "limpet_queue_suspended")
+    assert [found[name, "order"] for name in names] == [1, 1, 1]
+    assert found["limpet_queue_suspended", "enrich"] == 0
+
+
 def test_an_idle_fleet_costs_under_260_requests_an_hour() -> None:
     runtime = QueueRuntime(Time(), "p1")
     fleet = fleet_on(BucketLikeStore(runtime), runtime)

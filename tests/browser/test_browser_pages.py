@@ -119,6 +119,20 @@ def test_a_suspended_task_shows_its_reason_and_its_steps(page: Any, dashboard: D
     assert begins == sorted(begins), "each step begins after the one before, and the wait after all of them"
 
 
+def test_the_list_of_queues_tells_what_is_idle_on_a_phone_too(page: Any, dashboard: Dashboard) -> None:
+    page.goto(dashboard.at())
+    shipping, thumbnails = (
+        page.locator("main tr", has=page.get_by_role("link", name=name, exact=True))
+        for name in ("shipping", "thumbnails")
+    )
+    expect(shipping.get_by_title("waiting for the signal 'approved'")).to_have_text("1 suspended")
+    expect(thumbnails.get_by_text("1 resting")).to_be_hidden()  # there is a column for it
+    page.set_viewport_size({"width": 390, "height": 844})
+    expect(shipping.get_by_text("1 suspended")).to_be_visible()
+    expect(shipping.get_by_text("resting")).to_have_count(0)
+    expect(thumbnails.get_by_text("1 resting")).to_be_visible()
+
+
 def test_workers_are_shown(page: Any, dashboard: Dashboard) -> None:
     page.goto(dashboard.at())
     workers = page.locator(".panel", has=page.get_by_role("heading", name="Workers"))

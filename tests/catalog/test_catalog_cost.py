@@ -22,7 +22,7 @@ from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.leader import Documents
 from limpet.catalog.records import Change, Row
 from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
-from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentObjects
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
@@ -125,21 +125,24 @@ class World:
 
     def fill(self, tables: int) -> None:
         """So many tables in the namespace `full`, by one commit: no metadata of theirs is ever read."""
-        self.catalog.create_namespace(["full"])
+        space = Change(key_of("n", (), "full"), {})
 
         def decide(state: CatalogState, made: Documents) -> Grant:
             entries = [Entry(f"full/t{n:05}-{n:012x}", f"full/t{n:05}-{n:012x}/metadata/0.json") for n in range(tables)]
             changes = [Change(key_of("t", ("full",), f"t{n:05}"), entry.value()) for n, entry in enumerate(entries)]
-            return Grant("fill", (*changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
+            return Grant("fill", (space, *changes, *(Change(f"{LIVE}/{entry.root}", 1) for entry in entries)))
 
-        self.leader.commit(f"{MINTED}fill", decide)
+        self.leader.commit(f"{MINTED}fill{tables}", decide)
 
 
-def make_world() -> World:
-    """What `limpet serve` writes in the background is written here before the next commit, so costs are exact."""
-    store = Sorted()
-    storage = CatalogStorage(store, CatalogKeys.of("catalog"), system(), ParquetSnapshots())
-    compactor = Compactor(storage)
+def make_world(store: Sorted | None = None) -> World:
+    """What `limpet serve` writes in the background is written here before the next commit, so costs are exact.
+
+    As there, the leader and the compactor have a storage each, and share what they have read.
+    """
+    store, keys, recent = store or Sorted(), CatalogKeys.of("catalog"), RecentObjects()
+    storage, other = (CatalogStorage(store, keys, system(), ParquetSnapshots(), recent) for _ in range(2))
+    compactor = Compactor(other)
 
     def publish(paths: Sequence[str], token: int) -> Publication:
         published = compactor.publish(paths, token)
@@ -156,14 +159,20 @@ def make_world() -> World:
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A catalog with the namespace `a` that this process leads, with frequent checkpoints."""
     monkeypatch.setattr("limpet.catalog.compactor.SNAPSHOT_EVERY", 2 * EVERY)
-    made = make_world()
-    thread = threading.Thread(target=made.leader.run)
-    thread.start()
-    try:
+    with leading(make_world()) as made:
         made.catalog.create_namespace(["a"])
         yield made
+
+
+@contextmanager
+def leading(world: World) -> Iterator[World]:
+    """Its leader runs."""
+    thread = threading.Thread(target=world.leader.run)
+    thread.start()
+    try:
+        yield world
     finally:
-        made.leader.stop()
+        world.leader.stop()
         thread.join()
 
 
@@ -293,6 +302,41 @@ def test_a_reader_that_comes_late_reads_one_checkpoint(world: World) -> None:
     assert late == {"get head": 1, "get checkpoint": 1}
 
 
+@pytest.mark.parametrize("what", ["tables, a page", "namespaces, a page", "load"])
+def test_lists_and_loads_touch_as_much_with_few_tables_as_with_many(world: World, what: str) -> None:
+    """One question to the head, and what is listed; nothing else of the catalog."""
+    ways: dict[str, Callable[[], object]] = {
+        "tables, a page": lambda: world.catalog.tables(["full"], "t00050", 10),
+        "namespaces, a page": lambda: world.catalog.namespaces((), "x", 10),
+        "load": lambda: world.catalog.load_table(["a"], "t"),
+    }
+    asked = ways[what]
+    world.create("t")
+    calls = []
+    for tables in (FEW, MANY):
+        world.fill(tables)
+        go_to_checkpoint(world, f"x{tables}")
+        asked()
+        with world.spending() as spent, counted() as made:
+            asked()
+        assert spent == {"get head": 1}
+        calls.append(made[0])
+    assert calls[1] <= CALLS_MORE * calls[0], "it goes through all tables"
+
+
+def test_leader_and_compactor_of_a_new_process_read_one_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("limpet.catalog.compactor.SNAPSHOT_EVERY", 2 * EVERY)
+    with leading(make_world()) as first:
+        first.catalog.create_namespace(["a"])
+        go_to_checkpoint(first, "x")
+    with leading(make_world(first.store)) as second:
+        second.catalog.create_namespace(["b"])
+        go_to_checkpoint(second, "y")
+        go_to_checkpoint(second, "z")
+    assert second.store.requests["put checkpoint"] >= 3
+    assert second.store.requests["get checkpoint"] == 1
+
+
 @pytest.mark.parametrize("verb", ["create", "append"])
 def test_a_group_touches_as_much_with_few_tables_as_with_many(verb: str) -> None:
     few_calls, few_bytes = cost_of_a_group(FEW, verb)
@@ -314,11 +358,7 @@ def cost_of_a_group(tables: int, verb: str) -> tuple[int, int]:
     grouped(lambda: world.catalog.create_namespace(["a"]))
     grouped(lambda: world.create("t"))
     grouped(lambda: world.append("t", 1))  # PyIceberg is imported, caches are full
-    filling = threading.Thread(target=world.fill, args=(tables,))
-    filling.start()
-    take_turn(world, 1)
-    take_turn(world, 1)
-    filling.join()
+    grouped(lambda: world.fill(tables))
     grouped(lambda: world.create("u"))  # with a checkpoint
     last: Callable[[], None] = (lambda: world.create("v")) if verb == "create" else (lambda: world.append("t", 2))
     client = threading.Thread(target=last)

@@ -21,7 +21,7 @@ from limpet.catalog.state import (
     applied_in,
     classify,
     commit_of,
-    is_live,
+    is_remembered,
     links_after,
     next_head,
     scoped,
@@ -325,7 +325,7 @@ def test_what_clients_were_told() -> None:
 )
 def test_how_long_an_id_lives(id_: str, age_s: float, lives: bool) -> None:
     now = time_text(datetime.fromisoformat(T0) + timedelta(seconds=age_s))
-    assert is_live(id_, T0, now) is lives
+    assert is_remembered(id_, T0, now) is lives
     state = CatalogState(answers={id_: RememberedAnswer("x", T0)})
     state = state.forgetting(now)
     assert (state.answered(id_) is not None) is lives

@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet import records
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown
+from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import Event
 from limpet.events import fold as module
 from limpet.events.fold import (
+    EventFilter,
     EventHead,
+    EventTail,
     Executions,
+    SeenIds,
     StateFile,
     is_late,
     isolate,
@@ -30,6 +33,7 @@ from limpet.keys import CatalogKeys, Key
 from limpet.runtime import ulid
 from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
 from support.clock import QueueRuntime, Time
+from support.costs import requests
 from support.queue import Crash, Network, crash
 from support.stores import Fault, lost_reply, lost_request, unavailable
 
@@ -384,3 +388,102 @@ def test_unknown_outcomes_are_said(ledger: Ledger) -> None:
         ledger.executions.publish([path])
     ledger.executions.publish([path])
     assert len(ledger.kept()) == 2
+
+
+# ---- following ----
+
+
+def follow(ledger: Ledger, wanted: EventFilter = EventFilter()) -> EventTail:
+    """A tail that has looked once."""
+    tail = EventTail(ledger.network, ledger.runtime, wanted)
+    tail.look()
+    return tail
+
+
+def found(tail: EventTail) -> list[str]:
+    return [event.id for event in reversed(tail.look().events)]
+
+
+def test_a_tail_finds_each_event_once_however_it_is_stored(ledger: Ledger) -> None:
+    ledger.add(ledger.event())
+    tail = follow(ledger)
+    assert found(tail) == []
+    first, second, third, fourth = (ledger.event() for _ in range(4))
+    path = ledger.add(first)
+    assert found(tail) == [first.id]
+    ledger.executions.publish([path])
+    ledger.bucket.delete(path)
+    assert found(tail) == []
+    unseen = ledger.add(second, third)
+    ledger.executions.publish([unseen])
+    ledger.bucket.delete(unseen)
+    ledger.add(fourth)
+    assert found(tail) == [second.id, third.id, fourth.id]
+    assert found(tail) == []
+
+
+def test_a_look_of_a_tail_costs_a_list_and_a_get(ledger: Ledger) -> None:
+    paths = [ledger.add(ledger.event()) for _ in range(20)]
+    tail = follow(ledger)
+    assert requests(ledger.network, tail.look) == {"list": 1, "get": 1}
+    paths += [ledger.add(ledger.event()) for _ in range(3)]
+    assert requests(ledger.network, tail.look) == {"list": 1, "get": 1 + 3}
+    ledger.executions.publish(paths)
+    assert requests(ledger.network, tail.look) == {"list": 1, "get": 1}  # all of them were read before
+    unseen = ledger.add(ledger.event())
+    ledger.executions.publish([unseen])
+    ledger.bucket.delete(unseen)
+    assert requests(ledger.network, tail.look) == {"list": 1, "get": 1 + 1}
+    assert requests(ledger.network, tail.look) == {"list": 1, "get": 1}
+
+
+def test_a_look_that_failed_loses_nothing(ledger: Ledger) -> None:
+    tail = follow(ledger)
+    event = ledger.event()
+    path = ledger.add(event)
+    for verb, ending in (("list", ""), ("get", path), ("get", KEYS.head)):
+        ledger.network.away(verb, ending, Unavailable("slow down"))
+        with pytest.raises(Unavailable):
+            tail.look()
+        ledger.network.back()
+    assert found(tail) == [event.id]
+
+
+def test_a_bad_batch_is_told_once_and_hides_no_other(ledger: Ledger) -> None:
+    tail = follow(ledger)
+    event = ledger.event()
+    bad, _ = ledger.put(b"\xff"), ledger.add(event)
+    looked = tail.look()
+    assert [each.id for each in looked.events] == [event.id]
+    assert [line.split(":")[0] for line in looked.unreadable] == [bad]
+    assert tail.look().unreadable == []
+
+
+def test_a_tail_holds_the_batches_of_an_hour_and_a_bounded_number_of_ids(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TAIL_IDS_MAX", 10)
+    tail = follow(ledger)
+    ledger.add(*(Event(f"7{'z' * 20}{n:05}", "task run", AT, {}) for n in range(30)))  # of a clock that is far ahead
+    assert len(found(tail)) == 30
+    for _ in range(50):
+        ledger.time.sleep(600)
+        event = ledger.event()
+        ledger.add(event)
+        assert found(tail) == [event.id]
+    assert len(tail._read) <= 7
+    assert len(tail._seen) <= 10
+
+
+@given(st.lists(st.integers(0, 30), max_size=200), st.integers(1, 20))
+def test_no_id_is_new_twice_and_only_low_ones_are_missed(ids: list[int], most: int) -> None:
+    seen, told = SeenIds("", most), set()
+    for number in ids:
+        id_ = f"{number:02}"
+        before = seen.floor
+        if seen.is_new(id_):
+            assert id_ not in told
+            told.add(id_)
+        else:
+            assert id_ in told or id_ <= before
+        assert len(seen) <= most

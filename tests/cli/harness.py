@@ -70,6 +70,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queue", "resume"),
     ("queue", "retry"),
     ("queue", "show"),
+    ("queue", "signal"),
     ("queue", "stats"),
     ("queue", "sweep"),
     ("restore",),

@@ -312,6 +312,11 @@ def test_adopt_in_place(here: Here, tmp_path: Path) -> None:
     told = here("index", "adopt", "sites", "--key", "domain", "-u", "fleet")
     assert (told.code, "--quiesced" in told.err) == (2, True)
     assert sorted(path.name for path in root.rglob("*.usv")) == ["5e.usv", "5f.usv", "C.com.usv"]
+    assert "`limpet index adopt sites` makes one" in here("index", "get", "sites", "a.com", "-u", "fleet").err
+    asked = here("index", "sql", "select * from sites", "-u", "fleet").err.splitlines()
+    assert asked == ["limpet: there is no index 'sites'", "hint: there is no index yet"]
+    missing = here("index", "adopt", "other", "--key", "domain", "-u", "fleet")
+    assert (missing.code, "there are no files where it should be" in missing.err) == (1, True)
     done = here("index", "adopt", "sites", "--key", "domain", "--quiesced", "-u", "fleet")
     assert (done.code, done.err) == (0, "")
     assert "imported 3 records" in done.out

@@ -15,11 +15,13 @@ from cli.harness import Here, limpet_command
 from limpet.keys import Key
 from limpet.queue import Queue
 from limpet.runtime import system
+from limpet.testing import drain
 
 CHANGES = [
     ("retry", "enrich", "a"),
     ("retry", "enrich", "--all"),
     ("cancel", "enrich", "a"),
+    ("signal", "enrich", "a", "go"),
     ("pause", "enrich"),
     ("resume", "enrich"),
     ("purge", "enrich", "--yes"),
@@ -138,6 +140,30 @@ def test_cancel(here: Here, queue: Queue) -> None:
     assert again.err == "'c' has ended already; nothing was changed: limpet queue show enrich c\n"
     told = here("queue", "cancel", "enrich", "c", "--json")
     assert (told.code, json.loads(told.out)["cancelled"]) == (1, False)
+
+
+def test_signal(here: Here, queue: Queue) -> None:
+    assert _run(here, "signal", "enrich", "c", "approved", '{"by": "ann"}') == "'c' gets 'approved'\n"
+    again = here("queue", "signal", "enrich", "c", "approved")
+    assert (again.code, again.out) == (1, "")
+    assert again.err == "'approved' was sent to 'c' before, and the first one counts; nothing was changed\n"
+    told = here("queue", "signal", "enrich", "c", "rejected", "--json")
+    assert (told.code, json.loads(told.out)["sent"]) == (0, True)
+    wrong = here("queue", "signal", "enrich", "c", "third", "ann")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err.splitlines()[1] == "hint: a text is in double quotes: '\"ann\"'"
+    gone = here("queue", "signal", "enrich", "nope", "approved")
+    assert (gone.code, gone.err.splitlines()[1]) == (1, "hint: `limpet queue ls enrich` shows what waits")
+    seen: list[object] = []
+
+    fleet = limpet.open()
+
+    @fleet.task("enrich")
+    def enrich(n: str) -> None:
+        seen.append(limpet.wait_signal("approved"))
+
+    drain(fleet)
+    assert seen == [{"by": "ann"}]
 
 
 def test_pause_and_resume(here: Here, queue: Queue) -> None:
@@ -259,5 +285,7 @@ def test_retry_by_a_regular_expression(here: Here, tmp_path: Path) -> None:
     done = here("queue", "retry", "jobs", "--where", "error ~ (", "-u", url)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("limpet: '(' is no regular expression: ")
+    done = here("queue", "retry", "jobs", "--where", "eror ~ 429", "-u", url)
+    assert (done.code, done.err.splitlines()[0]) == (2, "limpet: tasks cannot be chosen by 'eror'")
     done = here("queue", "retry", "jobs", "--where", "TIMEOUT", "--json", "-u", url)
     assert json.loads(done.out)["retried"] == ["t2~1"]

@@ -56,9 +56,9 @@ class Terminal:
         self._tmux = [tmux, "-L", f"limpet-{uuid4().hex[:12]}", "-f", "/dev/null"]
         self._folder = folder
 
-    def start(self, *arguments: str) -> None:
+    def start(self, *arguments: str, width: int = 100) -> None:
         """Run limpet in a window of 100 by 30."""
-        size = ("-x", "100", "-y", "30", "-c", str(self._folder))
+        size = ("-x", str(width), "-y", "30", "-c", str(self._folder))
         self._do("new-session", "-d", *size, "sh", "-c", NOTE_EXIT, "sh", *limpet_command(*arguments))
         self._do("set-option", "-g", "remain-on-exit", "on")
 
@@ -106,9 +106,20 @@ def test_top_is_live_and_ends_with_q(terminal: Terminal, tmp_path: Path) -> None
             task.fail("no")
     poll("a failure is shown", lambda: terminal.shows(r"^enrich +1 +0 +0 +0 +1 .* 0\.2 .*\u2588"))
     assert terminal.shows("1 alert")
+    assert terminal.shows("^alert enrich: 1 task failed, and --max-failed is 0")
     terminal.press("q")
     poll("it has ended", terminal.exit_code)
     assert terminal.exit_code() == "0"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(50, "pending failed 9 min"), (80, "pending in flight failed oldest")])
+def test_a_narrow_terminal_has_fewer_columns_and_every_name(
+    terminal: Terminal, tmp_path: Path, width: int, columns: str
+) -> None:
+    limpet.open(tmp_path / "fleet").queue("enrich").push({})
+    terminal.start("top", "-u", "fleet", width=width)
+    poll("the queue is shown", lambda: terminal.shows(r"^enrich +1 +0"))
+    assert terminal.shows("^queue +" + " +".join(columns.split()))
 
 
 def test_without_a_terminal_top_prints_one_reading(here: Here, tmp_path: Path) -> None:
@@ -135,8 +146,7 @@ def test_a_suspended_task_is_shown_with_its_reason(here: Here, tmp_path: Path) -
     drain(fleet)
     done = here("top", "-u", "fleet")
     assert (done.code, done.err) == (0, "")
-    [row] = [line for line in done.out.splitlines() if line.lstrip().startswith("orders")]
-    assert "1 suspended: waiting for the signal 'approved-7'" in row
+    assert "suspended 1 of orders: waiting for the signal 'approved-7'" in done.out.splitlines()
     [shown] = json.loads(here("status", "-u", "fleet", "--json").out)["queues"]
     assert (shown["suspended"], shown["resting"], shown["pending"]) == (1, 1, 1)
 

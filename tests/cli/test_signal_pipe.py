@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import signal
 
-from limpet.worker.signals import SignalPipe
+from limpet.worker.protocol import SignalPipe
 
 
 def test_a_wake_up_after_the_end_does_nothing() -> None:

@@ -94,6 +94,12 @@ class Service:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9, if it runs."""
         if self._process is not None:

@@ -1,16 +1,23 @@
-"""`limpet catalog import`: the tables of a SQL catalog and of another service, registered in this one."""
+"""`limpet catalog import`: tables and views of a SQL catalog, of Glue and of another service are registered here."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from moto.server import ThreadedMotoServer
+from pyiceberg.catalog.glue import GlueCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.view.metadata import ViewVersion
 
 import limpet
 from clients.serving import Place, whole
@@ -124,12 +131,114 @@ def test_the_tables_of_another_service_are_registered(tmp_path: Path, run: Run) 
             client.create_namespace("sales", {"owner": "me"})
             client.create_table("sales.orders", ROWS.schema).append(ROWS)
             client.create_table("sales.v3", ROWS.schema, properties={"format-version": "3"})
+            client.create_view(
+                "sales.ids", client.load_table("sales.orders").schema(), view_version("SELECT id FROM orders")
+            )
         code, out, _ = run("--from", url)
-        assert (code, out.splitlines()[-1]) == (0, "2 tables imported, 0 were here, 0 differ, 0 failed")
-        assert outcomes(fleet.import_catalog(url)) == {"sales.orders": "present", "sales.v3": "present"}
+        assert (code, out.splitlines()[-1]) == (0, "3 imported, 0 were here, 0 differ, 0 failed")
+        assert "imported  view sales.ids" in out
+        everything = dict.fromkeys(("sales.orders", "sales.v3", "sales.ids"), "present")
+        assert outcomes(fleet.import_catalog(url)) == everything
+        with fleet.lead_catalog() as catalog:
+            catalog.replace_view(["sales"], "ids", replacement("SELECT 1"))
+        assert outcomes(fleet.import_catalog(url)) == everything, "it was changed here, and the old one was not"
+        with RestCatalog("old", uri=url) as client:
+            client.drop_view("sales.ids")
+            client.create_view(
+                "sales.ids", client.load_table("sales.orders").schema(), view_version("SELECT id FROM v3")
+            )
+        assert outcomes(fleet.import_catalog(url)) == {**everything, "sales.ids": "differs"}
     assert fleet.catalog().namespace(["sales"]) == {"owner": "me"}
     found = json.loads(fleet.catalog().load_table(["sales"], "v3").metadata)
     assert (found["format-version"], found["next-row-id"]) == (3, 0)
+
+
+def view_version(sql: str, number: int = 1) -> ViewVersion:
+    version = {
+        "version-id": number,
+        "schema-id": 0,
+        "timestamp-ms": number,
+        "summary": {},
+        "representations": [{"type": "sql", "sql": sql, "dialect": "spark"}],
+        "default-namespace": ["sales"],
+    }
+    return ViewVersion.model_validate(version)
+
+
+def replacement(sql: str) -> dict[str, Any]:
+    version = view_version(sql, 2).model_dump(mode="json", by_alias=True)
+    return {
+        "requirements": [],
+        "updates": [
+            {"action": "add-view-version", "view-version": version},
+            {"action": "set-current-view-version", "view-version-id": -1},
+        ],
+    }
+
+
+def test_the_tables_of_glue_are_registered(
+    tmp_path: Path, fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moto answers as Glue. A table that is not Iceberg's is passed over."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    fleet.check()
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        glue = GlueCatalog("old", **{"glue.endpoint": endpoint, "glue.region": "eu-west-1"})
+        glue.create_namespace("sales", {"location": f"file://{tmp_path}/fleet/warehouse/sales"})
+        glue.create_table("sales.orders", ROWS.schema).append(ROWS)
+        glue.glue.create_table(DatabaseName="sales", TableInput={"Name": "plain", "Parameters": {}})
+        arguments = ("--from", "glue://eu-west-1", "--option", f"glue.endpoint={endpoint}")
+        code, out, _ = run(*arguments)
+        assert (code, out) == (0, "imported  sales.orders\n1 imported, 0 were here, 0 differ, 0 failed\n")
+        assert run(*arguments)[1] == "0 imported, 1 were here, 0 differ, 0 failed\n"
+    finally:
+        server.stop()
+    code, _, err = run(*arguments)
+    assert (code, "Traceback" in err) == (1, False)
+    assert json.loads(fleet.catalog().load_table(["sales"], "orders").metadata)["snapshots"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("through", ["service", "lead"])
+def test_an_import_that_is_killed_is_started_again(tmp_path: Path, sql: SqlCatalog, through: str) -> None:
+    """kill -9 after some tables; then each table is there once, and the report counts each one once."""
+    tables = {f"sales.t{n:02}" for n in range(40)}
+    for name in tables:
+        sql.create_table(name, ROWS.schema, location=f"file://{tmp_path}/fleet/warehouse/{name}")
+    everything = {*tables, "sales.orders", "sales.returns", "sales.north.orders"}
+    limpet.open(str(tmp_path / "fleet")).check()
+    with ExitStack() as stack:
+        arguments = ["catalog", "import", "--from", uri(tmp_path), "--name", "old", "-u", str(tmp_path / "fleet")]
+        if through == "service":
+            service = stack.enter_context(whole(Place(str(tmp_path / "fleet")), tmp_path))
+            arguments += ["--service", service.wait().url]
+        else:
+            arguments += ["--wait", "60"]
+        here: set[str] = set()
+        for kill_after in (1, 7, 20):
+            command = [sys.executable, "-m", "limpet", *arguments]
+            env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+                assert process.stdout is not None
+                said = [process.stdout.readline().split() for _ in range(kill_after)]
+                process.kill()
+            assert all(outcome == "imported" for outcome, _ in said)
+            named = {name for _, name in said}
+            assert not named & here, "it was imported before the kill"
+            here |= named
+        done = subprocess.run([sys.executable, "-m", "limpet", *arguments, "--json"], capture_output=True, text=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, found["failed"], found["differs"]) == (0, 0, 0)
+    assert found["imported"] + found["present"] == len(everything)
+    assert found["present"] >= len(here)
+    assert {each["table"] for each in found["tables"]} == everything
+    catalog = limpet.open(str(tmp_path / "fleet"), read_only=True).catalog()
+    assert {f"sales.{name}" for name in catalog.tables(["sales"]).names} == everything - {"sales.north.orders"}
 
 
 @pytest.mark.parametrize("wrong", ["sqlite:////nowhere/x.db", "http://127.0.0.1:1", "what://x"])
@@ -148,4 +257,4 @@ def test_a_service_registers_them(tmp_path: Path, sql: SqlCatalog, run: Run) -> 
         found = fleet.import_catalog(uri(tmp_path), name="old", through=ServiceWriter(url))
         assert {*outcomes(found).values()} == {"imported"}
         code, out, _ = run("--from", uri(tmp_path), "--name", "old", "--service", url)
-        assert (code, out) == (0, "0 tables imported, 3 were here, 0 differ, 0 failed\n")
+        assert (code, out) == (0, "0 imported, 3 were here, 0 differ, 0 failed\n")

@@ -9,17 +9,21 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError
 
 from clients.conftest import Served
+from clients.ducks import attached
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -234,6 +238,163 @@ def test_format_version_3(spark: Spark, space: str, catalog: RestCatalog) -> Non
     assert catalog.load_table((name, "t")).scan().to_arrow().num_rows == 8
 
 
+def test_spark_and_duckdb_change_a_table_of_version_3(
+    spark: Spark, space: str, served: Served, catalog: RestCatalog
+) -> None:
+    """Each reads the other's rows and deletion vectors. Row ids are never given twice.
+
+    Spark 3.5 with Iceberg 1.9 gives rows new ids when it rewrites or updates them (1.10 keeps them), and its vectorized
+    reader shows the first id of a file for all of its rows.
+    """
+    name = space.removeprefix("c.")
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, city STRING) USING iceberg TBLPROPERTIES ('format-version' = '3', "
+        "'write.delete.mode' = 'merge-on-read', 'read.parquet.vectorization.enabled' = 'false')",
+        f"INSERT INTO {space}.t VALUES (1, 'Oslo'), (2, 'Ærø'), (3, 'Ribe')",
+        f"INSERT INTO {space}.t VALUES (4, 'Bodø')",
+        f"DELETE FROM {space}.t WHERE id = 1",
+    )
+    before = spark.rows(f"SELECT id, _row_id, _last_updated_sequence_number FROM {space}.t ORDER BY id")
+    assert len({row[1] for row in before}) == 3
+    with closing(attached(served)) as duck:
+        assert duck.execute(f"SELECT id, city FROM c.{name}.t ORDER BY id").fetchall() == [
+            (2, "Ærø"),
+            (3, "Ribe"),
+            (4, "Bodø"),
+        ]
+        duck.execute(f"INSERT INTO c.{name}.t VALUES (5, 'Visby')")
+        duck.execute(f"DELETE FROM c.{name}.t WHERE id = 2")
+    assert spark.rows(f"SELECT id FROM {space}.t ORDER BY id") == [[3], [4], [5]]
+    spark.run(
+        f"CALL c.system.rewrite_data_files(table => '{name}.t', options => map('rewrite-all', 'true'))",
+        f"UPDATE {space}.t SET city = 'Ribe!' WHERE id = 3",
+    )
+    rows = spark.rows(f"SELECT id, city, _row_id FROM {space}.t ORDER BY id")
+    assert [row[:2] for row in rows] == [[3, "Ribe!"], [4, "Bodø"], [5, "Visby"]]
+    assert len({row[2] for row in rows}) == 3
+    metadata = catalog.load_table((name, "t")).metadata
+    assert max(row[2] for row in rows) < metadata.next_row_id
+    spans = [(each.first_row_id, each.first_row_id + each.added_rows) for each in metadata.snapshots]
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans)), "each snapshot has ids of its own"
+
+
+def test_ddl(spark: Spark, space: str, catalog: RestCatalog) -> None:
+    """Columns, partitions, sort orders, properties, comments, renames, CTAS, namespaces."""
+    name = space.removeprefix("c.")
+    spark.run(
+        f"CREATE TABLE {space}.t (id INT NOT NULL COMMENT 'key', city STRING, at TIMESTAMP, place STRUCT<x: INT>) "
+        "USING iceberg PARTITIONED BY (days(at)) TBLPROPERTIES ('k' = 'v')",
+        f"INSERT INTO {space}.t VALUES (1, 'Oslo', TIMESTAMP '2026-01-02 03:04:05', named_struct('x', 7))",
+        f"ALTER TABLE {space}.t ADD COLUMNS (n INT AFTER id, place.y DOUBLE)",
+        f"ALTER TABLE {space}.t ALTER COLUMN id TYPE BIGINT",
+        f"ALTER TABLE {space}.t RENAME COLUMN city TO town",
+        f"ALTER TABLE {space}.t ADD PARTITION FIELD bucket(4, id)",
+        f"ALTER TABLE {space}.t REPLACE PARTITION FIELD days(at) WITH months(at)",
+        f"ALTER TABLE {space}.t WRITE ORDERED BY town DESC",
+        f"ALTER TABLE {space}.t SET IDENTIFIER FIELDS id",
+        f"ALTER TABLE {space}.t UNSET TBLPROPERTIES ('k')",
+        f"COMMENT ON TABLE {space}.t IS 'towns'",
+        f"INSERT INTO {space}.t VALUES (2, 3, 'Ribe', TIMESTAMP '2026-02-02 03:04:05', named_struct('x', 8, 'y', 1.5))",
+        f"ALTER TABLE {space}.t DROP COLUMN n",
+        f"ALTER TABLE {space}.t RENAME TO {name}.u",
+        f"CREATE TABLE {space}.copy USING iceberg PARTITIONED BY (town) AS SELECT id, town FROM {space}.u",
+        f"ALTER NAMESPACE {space} SET PROPERTIES ('team' = 'me')",
+    )
+    assert spark.rows(f"SELECT id, town, place.y FROM {space}.u ORDER BY id") == [[1, "Oslo", None], [2, "Ribe", 1.5]]
+    table = catalog.load_table((name, "u"))
+    assert [field.name for field in table.schema().fields] == ["id", "town", "at", "place"]
+    assert table.schema().identifier_field_names() == {"id"}
+    assert [str(field.transform) for field in table.spec().fields] == ["bucket[4]", "month"]
+    assert len(table.sort_order().fields) == 1
+    assert table.properties["comment"] == "towns"
+    assert "k" not in table.properties
+    assert catalog.load_namespace_properties(name)["team"] == "me"
+    assert sorted(row[1] for row in spark.rows(f"SHOW TABLES IN {space}")) == ["copy", "u"]
+    spark.run(f"TRUNCATE TABLE {space}.copy", f"DROP TABLE {space}.copy PURGE", f"DROP TABLE {space}.u PURGE")
+    spark.run(f"DROP NAMESPACE {space}")
+    assert (name,) not in catalog.list_namespaces()
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_merge_and_overwrite(spark: Spark, space: str, mode: str) -> None:
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, n INT) USING iceberg PARTITIONED BY (bucket(2, id)) "
+        f"TBLPROPERTIES ('write.merge.mode' = '{mode}')",
+        f"INSERT INTO {space}.t VALUES (1, 1), (2, 2), (3, 3)",
+        f"MERGE INTO {space}.t USING (SELECT * FROM VALUES (2L, 20), (3L, 0), (4L, 40) AS s(id, n)) s ON t.id = s.id "
+        "WHEN MATCHED AND s.n = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET n = s.n "
+        "WHEN NOT MATCHED THEN INSERT * WHEN NOT MATCHED BY SOURCE THEN UPDATE SET n = -1",
+    )
+    assert spark.rows(f"SELECT id, n FROM {space}.t ORDER BY id") == [[1, -1], [2, 20], [4, 40]]
+    spark.run(f"INSERT OVERWRITE {space}.t VALUES (9, 9)")
+    assert spark.rows(f"SELECT id, n FROM {space}.t") == [[9, 9]]
+
+
+def test_time_travel(spark: Spark, space: str) -> None:
+    """By snapshot, time, tag and branch; a branch is fast-forwarded, a snapshot is picked, changes are read."""
+    name = f"{space.removeprefix('c.')}.t"
+    spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg")
+    spark.run(*[f"INSERT INTO {space}.t VALUES ({n})" for n in range(3)])
+    ids, times = zip(
+        *spark.rows(f"SELECT snapshot_id, cast(committed_at AS STRING) FROM {space}.t.snapshots ORDER BY committed_at"),
+        strict=True,
+    )
+    count = "SELECT count(*) FROM"
+    assert spark.rows(f"{count} {space}.t VERSION AS OF {ids[0]}") == [[1]]
+    assert spark.rows(f"{count} {space}.t TIMESTAMP AS OF '{times[1]}'") == [[2]]
+    assert "Cannot find a snapshot older than" in spark.error(f"{count} {space}.t TIMESTAMP AS OF '2001-01-01'")
+    spark.run(
+        f"ALTER TABLE {space}.t CREATE TAG kept AS OF VERSION {ids[1]} RETAIN 9 DAYS",
+        f"ALTER TABLE {space}.t CREATE OR REPLACE BRANCH next",
+        f"INSERT INTO {space}.t.branch_next VALUES (3)",
+        f"CALL c.system.fast_forward('{name}', 'main', 'next')",
+        f"CALL c.system.create_changelog_view(table => '{name}', changelog_view => 'changes')",
+    )
+    assert spark.rows(f"{count} {space}.t VERSION AS OF 'kept'") == [[2]]
+    assert spark.rows(f"{count} {space}.t") == [[4]]
+    assert spark.rows("SELECT id, _change_type FROM changes ORDER BY id") == [[n, "INSERT"] for n in range(4)]
+    spark.run(f"CALL c.system.expire_snapshots(table => '{name}', older_than => TIMESTAMP '2100-01-01 00:00:00')")
+    assert spark.rows(f"{count} {space}.t VERSION AS OF 'kept'") == [[2]], "expiry keeps what a tag needs"
+
+
+def test_add_files(spark: Spark, space: str, catalog: RestCatalog, served: Served) -> None:
+    """Files that another program wrote into the table's folder are added. In a bucket Spark would need Hadoop's S3 file
+    system to list them, which is not installed here; PyIceberg's `add_files` does it there."""
+    name = f"{space.removeprefix('c.')}.t"
+    spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg")
+    table = catalog.load_table(name)
+    file = f"{table.location()}/added/1.parquet"
+    rows = pa.table({"id": pa.array([1, 2], pa.int64())})
+    with table.io.new_output(file).create() as out:
+        pq.write_table(rows, out)
+    if served.place.is_local:
+        folder = file.removeprefix("file://").rpartition("/")[0]
+        spark.run(f"CALL c.system.add_files(table => '{name}', source_table => '`parquet`.`{folder}`')")
+    else:
+        table.add_files([file])
+    assert spark.rows(f"SELECT id FROM {space}.t ORDER BY id") == [[1], [2]]
+
+
+@pytest.mark.parametrize("odd", ["a b", "a+b", "a.b", "Ærø 漢字", "50% off", "a'b"])
+def test_odd_names(spark: Spark, space: str, catalog: RestCatalog, odd: str) -> None:
+    """A nested namespace, a table in it, its metadata tables, its columns, a rename."""
+    name = space.removeprefix("c.")
+    inner, table = f"{space}.`{odd}`", f"{space}.`{odd}`.`{odd}`"
+    spark.run(
+        f"CREATE NAMESPACE {inner}",
+        f"CREATE TABLE {table} (`{odd}` BIGINT, id BIGINT) USING iceberg PARTITIONED BY (truncate(10, `{odd}`))",
+        f"INSERT INTO {table} VALUES (1, 2), (11, 3)",
+        f"DELETE FROM {table} WHERE `{odd}` = 11",
+    )
+    assert spark.rows(f"SELECT `{odd}`, id FROM {table}") == [[1, 2]]
+    assert len(spark.rows(f"SELECT * FROM {table}.snapshots")) == 2
+    assert [row[1] for row in spark.rows(f"SHOW TABLES IN {inner}")] == [odd]
+    assert catalog.load_table((name, odd, odd)).scan().to_arrow().to_pylist() == [{odd: 1, "id": 2}]
+    spark.run(f"ALTER TABLE {table} RENAME TO {name}.`{odd} too`", f"DROP NAMESPACE {inner}")
+    assert spark.rows(f"SELECT id FROM {space}.`{odd} too`") == [[2]]
+    spark.run(f"DROP TABLE {space}.`{odd} too` PURGE")
+
+
 def test_metadata_tables_and_branches(spark: Spark, space: str) -> None:
     spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg", f"INSERT INTO {space}.t VALUES (1)")
     assert len(spark.rows(f"SELECT snapshot_id FROM {space}.t.snapshots")) == 1
@@ -334,6 +495,15 @@ def test_views(spark: Spark, space: str) -> None:
         f"CREATE VIEW {space}.v AS SELECT id + 1 AS next FROM {space}.t",
     )
     assert spark.rows(f"SELECT next FROM {space}.v ORDER BY next") == [[2], [3]]
-    spark.run(f"CREATE OR REPLACE VIEW {space}.v AS SELECT id AS same FROM {space}.t")
+    spark.run(
+        f"CREATE OR REPLACE VIEW {space}.v (same COMMENT 'as it is') COMMENT 'all' TBLPROPERTIES ('k' = 'v') "
+        f"AS SELECT id FROM {space}.t",
+        f"ALTER VIEW {space}.v SET TBLPROPERTIES ('l' = 'w')",
+    )
     assert spark.rows(f"SELECT same FROM {space}.v ORDER BY same") == [[1], [2]]
+    assert {("k", "v"), ("l", "w")} <= {tuple(row) for row in spark.rows(f"SHOW TBLPROPERTIES {space}.v")}
+    assert [row[1] for row in spark.rows(f"SHOW VIEWS IN {space}") if row[0]] == ["v"]
+    spark.run(f"ALTER VIEW {space}.v RENAME TO {space}.`w x`")
+    assert spark.rows(f"SELECT count(*) FROM {space}.`w x`") == [[2]]
+    spark.run(f"ALTER VIEW {space}.`w x` RENAME TO {space}.v")
     spark.run(f"DROP VIEW {space}.v")

@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import limpet
+from crash.durable_programs import orders, scraper
 from crash.index_programs import compile_records, write_records
 from limpet.cell import Cell, Fence, Lost, Replaced, Unclear, Won
 from limpet.cell.decide import admit
@@ -22,7 +22,6 @@ from limpet.keys import Key, lock_key
 from limpet.lease import Lease, Lock, VersionWatch
 from limpet.runtime import system
 from limpet.store import Absent, Always, DirectoryStore, Match, MemoryStore, Version, When
-from limpet.worker import Worker
 
 __all__ = ["body", "expected", "kind_of", "main"]
 
@@ -247,45 +246,6 @@ def work(url: str, ttl_s: str, notes: str) -> None:
             continue
 
 
-# ---- orders: durable tasks whose effects are in the books of a shop ----
-
-
-def orders(url: str, ttl_s: str, books: str) -> None:
-    """Work on orders, for ever. An effect is entered in the books once for each idempotency key, as a bank does."""
-    fleet = limpet.open(url)
-
-    def effect(what: str, n: int) -> str:
-        task = limpet.current_task()
-        assert task is not None
-        name = hashlib.sha256(task.step_key.encode()).hexdigest()
-        draft = f"{books}/{name}.{os.getpid()}.draft"
-        with open(draft, "w") as page:
-            page.write(f"{what} {n}")
-        with suppress(FileExistsError):
-            os.link(draft, f"{books}/{name}")
-        os.unlink(draft)
-        time.sleep(random.uniform(0, 0.02))
-        return "declined" if what == "charge" and n % 4 == 3 else what
-
-    @fleet.task("pack", ttl_s=float(ttl_s), max_attempts=100, backoff_s=0.1)
-    def pack(n: int, part: int) -> int:
-        time.sleep(random.uniform(0, 0.02))
-        return 10 * n + part
-
-    @fleet.task("order", ttl_s=float(ttl_s), max_attempts=100, backoff_s=0.1, durable=True)
-    def order(n: int) -> list[int] | str:
-        limpet.step(effect, "reserve", n, name="reserve")
-        if limpet.step(effect, "charge", n, name="charge") == "declined":
-            limpet.step(effect, "release", n, name="release")
-            return "released"
-        ends = limpet.gather(pack.push_many([(n, part) for part in range(3)]))
-        limpet.sleep(0.2)
-        limpet.step(effect, "ship", n, name="ship")
-        return [end.value for end in ends]
-
-    Worker([order.job, pack.job], system(), threads=2, poll_s=0.3).run()
-
-
 def main() -> None:
     """Run the program that the command line names."""
     programs: dict[str, Callable[..., None]] = {
@@ -296,6 +256,7 @@ def main() -> None:
         "fork_and_open": fork_and_open,
         "fork_mid_renewal": fork_mid_renewal,
         "orders": orders,
+        "scraper": scraper,
         "work": work,
         "write_records": write_records,
         "compile_records": compile_records,

@@ -1120,7 +1120,7 @@ KINDS: dict[str, Kind] = {
         _durable("step", "steps/bad/0.0000.json"),
         _durable("step-push", "steps/bad/0.0001.json"),
         _durable("step-gather", "steps/bad/0.0002.json"),
-        _durable("signal", "steps/bad/0.signal-go.json"),
+        _durable("signal", "steps/bad/signals/0.go.json"),
         _durable("lease-suspended", "pending/bad/lease.json"),
         Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
         Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),

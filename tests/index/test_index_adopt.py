@@ -386,7 +386,7 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
     runtime.wall_offset_s = timedelta(days=200).total_seconds()
     store = Meddled(bucket, runtime)
     store.before = lambda verb, key: before(verb)
-    from limpet.index.codec.types import typed
+    from limpet.index.types import typed
     from limpet.index.writer import stamps_of
     from limpet.lease import VersionWatch
 

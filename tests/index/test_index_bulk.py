@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import limpet
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, writer
-from limpet.index.codec.lines import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
-from limpet.index.codec.types import extended, typed, with_own
-from limpet.index.writer import AHEAD_MAX, Bulk, EncodedRecords, Floor, Stamps, Times
+from limpet.index.codec import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
+from limpet.index.types import extended, typed, with_own
+from limpet.index.writer import AHEAD_MAX, EncodedRecords, Floor, RecordEncoder, Stamps, Times
 from limpet.store import MemoryStore
 from support.clock import EPOCH, ManualRuntime, steady
 from support.costs import requests
@@ -163,16 +163,16 @@ ALL = {
 }
 
 
-def _bulk(kind: Kind, seen: Mapping[str, datetime]) -> tuple[Bulk[Any], Times]:
+def _encoder(kind: Kind, seen: Mapping[str, datetime]) -> tuple[RecordEncoder[Any], Times]:
     """One process, which has seen records of those times."""
     runtime = ManualRuntime()
     giver = Stamps(MemoryStore(runtime), runtime, Floor(runtime))
     giver.remember(SCOPE, {key: stamp_text(when) for key, when in seen.items()})
-    return Bulk(kind.schema, kind.typed, giver, SCOPE), Times(giver)
+    return RecordEncoder(kind.schema, kind.typed, giver, SCOPE), Times(giver)
 
 
 def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> EncodedRecords | None:
-    maker, times = _bulk(kind, seen)
+    maker, times = _encoder(kind, seen)
     try:
         return maker.one_by_one(records, 1, times)
     except Invalid:
@@ -187,7 +187,7 @@ def test_columns_make_of_records_what_each_becomes_by_itself(
     kind = ALL[name]
     records = data.draw(st.lists(kind.records, min_size=1, max_size=6))
     wanted = _one_by_one(kind, records, seen)
-    maker, times = _bulk(kind, seen)
+    maker, times = _encoder(kind, seen)
     found = maker.in_columns(records, times)
     assert (found is None) == (wanted is None), "it is refused if one record is bad, and only then"
     if found is not None and wanted is not None:
@@ -243,7 +243,7 @@ def _lines(schema: Schema, data: bytes) -> list[bytes] | str:
 
 
 def test_a_line_that_is_too_long_is_refused() -> None:
-    maker, times = _bulk(USUAL, {})
+    maker, times = _encoder(USUAL, {})
     fits = Usual("a", "x" * (LINE_BYTES_MAX - 100), 1)
     assert maker.in_columns([fits], times) is not None
     assert maker.in_columns([fits, Usual("b", "x" * LINE_BYTES_MAX, 1)], times) is None

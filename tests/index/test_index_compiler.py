@@ -9,8 +9,8 @@ import pytest
 
 from limpet.errors import Conflict, Corrupt, Denied, LimpetError, OutcomeUnknown, Unavailable
 from limpet.index import Index, decide
-from limpet.index.codec.types import typed
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
+from limpet.index.types import typed
 from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch

@@ -10,8 +10,8 @@ import pytest
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.codec.lines import Constraints, Field, Kind, Schema
-from limpet.index.codec.types import constraints_of, extended, loosened, with_own
+from limpet.index.codec import Constraints, Field, Kind, Schema
+from limpet.index.types import constraints_of, extended, loosened, with_own
 
 STAMP = "2026-03-01T00:00:00.000000Z"
 

@@ -15,9 +15,9 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.index import Index, decide, shard_id
-from limpet.index.codec.types import typed
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.storage import manifest_cell
+from limpet.index.types import typed
 from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import Lock, VersionWatch

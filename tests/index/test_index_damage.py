@@ -18,12 +18,12 @@ import limpet
 from limpet.app import Fleet
 from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
-from limpet.index.codec.lines import Field
-from limpet.index.codec.types import with_own
+from limpet.index.codec import Field
 from limpet.index.compiler import Compiler, read_quarantined
 from limpet.index.files import export
 from limpet.index.reader import DamagedShard
 from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
+from limpet.index.types import with_own
 from limpet.keys import IndexKeys, Key, single_stamp
 from limpet.publish import CompiledShards
 from limpet.store import MemoryStore

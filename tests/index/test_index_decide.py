@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from limpet.errors import Corrupt
 from limpet.index import shard_id
-from limpet.index.codec.lines import Shape
+from limpet.index.codec import Shape
 from limpet.index.decide import (
     DEPTHS,
     FOLD_AGE,
@@ -46,8 +46,8 @@ from limpet.index.decide import (
 from support.clock import steady
 from support.index import keys_in
 
-SHAPE = Shape(key_at=0, stamp_at=2, gone_at=3, width=4)
-WIDE = Shape(key_at=0, stamp_at=2, gone_at=3, width=6)
+SHAPE = Shape(key_column=0, stamp_column=2, deleted_column=3, width=4)
+WIDE = Shape(key_column=0, stamp_column=2, deleted_column=3, width=6)
 
 
 def line(key: str, text: str = "x", stamp: int = 0, gone: int = 0, *later: str) -> bytes:
@@ -123,7 +123,7 @@ def test_a_column_that_came_later_does_not_decide_while_it_is_null() -> None:
 
 
 def test_a_line_with_too_few_fields_is_corrupt() -> None:
-    key_last = Shape(key_at=2, stamp_at=0, gone_at=1, width=3)
+    key_last = Shape(key_column=2, stamp_column=0, deleted_column=1, width=3)
     for act in (
         lambda: rank(b"a\x1fb", SHAPE),
         lambda: key_of(b"a\x1fb", key_last),
@@ -141,7 +141,7 @@ def test_an_escaped_key_is_the_key_that_was_put() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_the_key_is_the_field_that_the_shape_names_and_no_more(at: int) -> None:
-    shape = Shape(key_at=at, stamp_at=0, gone_at=0, width=4)
+    shape = Shape(key_column=at, stamp_column=0, deleted_column=0, width=4)
     assert key_of(b"k0\x1fk1\x1fk2\x1fk3", shape) == b"k%d" % at
     assert keys_of([b"k0\x1fk1\x1fk2\x1fk3", b"j0\x1fj1\x1fj2\x1fj3"], shape) == [b"k%d" % at, b"j%d" % at]
 
@@ -353,7 +353,7 @@ def test_few_or_many_new_lines_find_their_place_in_a_base_that_is_known_to_be_in
 @pytest.mark.parametrize("number", [1, 7, 60, 400])
 def test_few_incoming_lines_find_their_place_whatever_the_key_is(number: int, key_at: int) -> None:
     """Before, behind and between the others; keys that are there, with a later, an equal and an earlier time."""
-    shape = Shape(key_at=key_at, stamp_at=2, gone_at=3, width=4)
+    shape = Shape(key_column=key_at, stamp_column=2, deleted_column=3, width=4)
 
     def swapped(some: bytes) -> bytes:
         first, second, *rest = some.split(b"\x1f")
@@ -415,7 +415,7 @@ def test_uniform_digests_are_found_in_about_three_looks(monkeypatch: pytest.Monk
 
 
 def test_a_line_with_too_few_fields_is_corrupt_also_where_not_all_keys_are_read() -> None:
-    key_last = Shape(key_at=2, stamp_at=0, gone_at=1, width=3)
+    key_last = Shape(key_column=2, stamp_column=0, deleted_column=1, width=3)
     low, middle, high = sorted((b"k1", b"k2", b"k3"), key=digest)
     base = [b"s\x1f0\x1f" + low, *[b"a\x1fb"] * 10, b"s\x1f0\x1f" + high]
     with pytest.raises(Corrupt, match="too few fields"):

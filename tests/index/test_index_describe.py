@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet.index.codec.lines import Field, Schema
-from limpet.index.codec.types import extended, fields_of_package, typed, with_own
+from limpet.index.codec import Field, Schema
 from limpet.index.decide import shard_ids
 from limpet.index.describe import json_schema, package
 from limpet.index.storage import Manifest, fresh
+from limpet.index.types import extended, fields_of_package, typed, with_own
 
 frictionless = pytest.importorskip("frictionless")
 jsonschema = pytest.importorskip("jsonschema")
@@ -213,7 +213,7 @@ def _judge(schema: Schema, described: dict[str, Any], values: dict[str, Any]) ->
     names = [each.name for each in schema.columns]
     line = schema.line(values, STAMP, where="")
     texts = ["" if text == "\\N" else text for text in line.decode().split("\x1f")]
-    del texts[schema.shape.gone_at]
+    del texts[schema.shape.deleted_column]
     csv.writer(out).writerows([names, texts])
     header, row = csv.reader(io.StringIO(out.getvalue()))
     checks = jsonschema.Draft202012Validator(described, format_checker=jsonschema.FormatChecker())

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from limpet.index import sql as duck
-from limpet.index.codec.lines import KINDS, Field, Schema
-from limpet.index.codec.types import extended, with_own
+from limpet.index.codec import KINDS, Field, Schema
+from limpet.index.types import extended, with_own
 from support.values import VALUES, hard_texts
 
 duckdb = pytest.importorskip("duckdb")

@@ -21,7 +21,7 @@ from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
 from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
-from limpet.index.codec.lines import Field
+from limpet.index.codec import Field
 from limpet.index.files import Import, identity
 from limpet.index.formats import FORMATS, ChunkLimits, Mark, name_of
 from limpet.keys import INDEXES

@@ -68,7 +68,7 @@ def tombstones(bucket: MemoryStore) -> int:
     schema = manifest_of(bucket).schema
     keys = [stat.key for stat in bucket.list(KEYS.shards) if stat.key.endswith(".usv")]
     lines = [line for key in keys for line in lines_of(bucket, key) if line.endswith(b"\n")]
-    return sum(schema.is_gone(line[:-1]) for line in lines)
+    return sum(schema.is_tombstone(line[:-1]) for line in lines)
 
 
 def test_all_of_them(bucket: MemoryStore, time: Time) -> None:

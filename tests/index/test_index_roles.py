@@ -8,7 +8,7 @@ import pytest
 
 from limpet.errors import Denied
 from limpet.index import Index, decide
-from limpet.index.codec.types import typed
+from limpet.index.types import typed
 from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys
 from limpet.lease import VersionWatch

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     KEY_BYTES_MAX,
     KINDS,
     LINE_BYTES_MAX,
@@ -22,8 +22,8 @@ from limpet.index.codec.lines import (
     Kind,
     Schema,
 )
-from limpet.index.codec.types import extended, nullable, with_own
 from limpet.index.decide import key_of
+from limpet.index.types import extended, nullable, with_own
 from limpet.index.writer import stamp_in
 from support.clock import steady
 from support.values import VALUES, hard_texts
@@ -53,7 +53,7 @@ def test_any_record_comes_back(row: dict[str, Any]) -> None:
     one = FULL.line(row, STAMP, where="")
     assert FULL.lines(one + b"\n", what="it") == [one]
     assert FULL.values(one) == {**dict.fromkeys(field.name for field in FULL.columns), **row, UPDATED_AT: AT}
-    assert not FULL.is_gone(one)
+    assert not FULL.is_tombstone(one)
     assert FULL.stamp_of(one) == STAMP
     assert key_of(one, FULL.shape) == FULL.key_text(row["key"]).encode()
 
@@ -177,7 +177,7 @@ def test_lines_of_other_ages_are_read() -> None:
     gone = new.tombstone("a", STAMP)
     for schema in (old, new):
         assert schema.lines(b"\n".join([before, after, gone, old.tombstone("a", STAMP), b""]), what="it")
-        assert schema.is_gone(gone)
+        assert schema.is_tombstone(gone)
     assert new.values(before) == {"domain": "a", "title": "b", "n": 1, UPDATED_AT: AT, "tags": None, "more": None}
     assert new.values(after)["tags"] == ["x"]
     assert old.values(after) == old.values(before)
@@ -242,7 +242,7 @@ def test_what_is_accepted_can_be_read(row: dict[str, Any], data: st.DataObject) 
         return
     for one in lines:
         FULL.values(one)
-        FULL.is_gone(one)
+        FULL.is_tombstone(one)
         FULL.stamp_of(one)
 
 

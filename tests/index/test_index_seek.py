@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index import decide as seek
-from limpet.index.codec.lines import Field, Shape
-from limpet.index.codec.types import with_own
+from limpet.index.codec import Field, Shape
 from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, NoLine, Search, digest, fractions
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, fresh
+from limpet.index.types import with_own
 from limpet.keys import IndexKeys, Key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Blob, MemoryStore
@@ -28,7 +28,7 @@ from support.clock import ManualRuntime, steady
 from support.index import keys_in, line_sizes
 from support.stores import ScriptedStore, fails
 
-SHAPE = Shape(key_at=0, stamp_at=1, gone_at=2, width=3)
+SHAPE = Shape(key_column=0, stamp_column=1, deleted_column=2, width=3)
 KINDS = ["constant", "large", "mixed", "exponential"]
 READS_MAX = 3
 BYTES_MAX = 192 << 10
@@ -435,7 +435,7 @@ def test_an_object_without_any_line_is_corrupt() -> None:
 
 
 def test_a_line_that_has_no_key_is_corrupt() -> None:
-    key_last = Shape(key_at=2, stamp_at=1, gone_at=0, width=3)
+    key_last = Shape(key_column=2, stamp_column=1, deleted_column=0, width=3)
     search = Search(b"a", key_last, 2, 4)
     with pytest.raises(Corrupt, match="too few fields"):
         search.learn(0, b"x\x1fy\n")

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import END, NULL, SEPARATOR, escape, lines_of, unescape, unsafe
+from limpet.index.codec import END, NULL, SEPARATOR, escape, lines_of, unescape, unsafe
 from support.clock import steady
 
 HARD = [

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.index.codec.lines import Constraints, Field, Typed
-from limpet.index.codec.types import typed, with_own
+from limpet.index.codec import Constraints, Field, Typed
+from limpet.index.types import typed, with_own
 from support.clock import steady
 from support.values import hard_texts
 

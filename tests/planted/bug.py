@@ -106,7 +106,7 @@ def _definitions(where: str, changed: Mapping[Path, str]) -> Iterator[_Place]:
     for path in _paths():
         module = _module(path)
         source = changed.get(path) or _read(path)
-        if module.startswith("limpet.sim.") or name not in source or not defined.search(source):
+        if f"{module}.".startswith("limpet.sim.") or name not in source or not defined.search(source):
             continue
         for dotted, node in _named(_parse(source).body, module):
             if dotted.split(".")[-1] == name and _in_order(above, dotted.split(".")[:-1]):

@@ -402,7 +402,7 @@ _STORES = [
         "F28",
         0,
         ("store._relative", "_check_below(key, self._place.prefix)", "pass"),
-        ("store._ours", "_check_below(path, folder)", "pass"),
+        ("store._listable", "_check_below(path, folder)", "pass"),
         scenario=_NAMES + "test_an_answer_that_is_wrong_is_an_error",
     ),
     _bug(

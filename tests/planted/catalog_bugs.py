@@ -387,6 +387,40 @@ CATALOG_BUGS = [
         "catalog/test_catalog_maintain.py::test_what_a_branch_or_tag_needs_stays",
     ),
     Bug(
+        "orphans are removed without a grace time",
+        "issue 17, maintenance",
+        31,
+        (Change("maintain.decide.orphans", "file.modified < before and ", ""),),
+        "maintain",
+    ),
+    Bug(
+        "the metadata is read before the files are listed, and no grace time",
+        "issue 17, maintenance",
+        1,
+        (
+            Change(
+                "TableMaintenance.remove_orphans",
+                "listed = self._listed(roots)\nloaded = self._load()",
+                "loaded = self._load()\nlisted = self._listed(roots)",
+            ),
+            Change("maintain.decide.orphans", "file.modified < before and ", ""),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "only the current snapshot's files are needed",
+        "issue 17, maintenance",
+        0,
+        (
+            Change(
+                "TableMaintenance._needed",
+                "for snapshot in each.snapshots or ():",
+                "for snapshot in (each.snapshots or ())[-1:]:",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
         "a removal of snapshots takes a new branch with it",
         "issue 17, maintenance",
         0,

@@ -13,6 +13,75 @@ def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenari
 
 DURABLE_BUGS = [
     _bug(
+        "a retry does not copy the signals",
+        "signals: a retry sees them",
+        2,
+        ("Admin._copy_steps", "for key in self._storage.signals_of(old, n):", "for key in ():"),
+    ),
+    _bug(
+        "a signal to a task that has just failed is acknowledged",
+        "signals: a retry sees them",
+        0,
+        (
+            "Admin.signal",
+            "if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):",
+            "if False:",
+        ),
+        scenario="queue/test_durable.py::test_a_signal_to_a_task_that_fails_meanwhile_is_refused",
+    ),
+    _bug(
+        "an id of many tasks is used for another number of tasks",
+        "push_many: once per id",
+        0,
+        ("decide.other_shape", "(first.tasks, first.sha256) != (shape.tasks, shape.sha256)", "False"),
+    ),
+    _bug(
+        "the entries of a push of many tasks are put before its shape",
+        "push_many: once per id",
+        1,
+        ("Pusher.push_many", "if whole:\n    self._agree(id, name, [*map(len, whole)])", "counts = [*map(len, whole)]"),
+        (
+            "Pusher.push_many",
+            "return made",
+            "if id is not None and counts:\n    self._agree(id, str(name), counts)\nreturn made",
+        ),
+    ),
+    _bug(
+        "an entry that rests is left out of the pages for ever",
+        "resting: until it is due",
+        0,
+        (
+            "decide.is_left_out",
+            "over = at_s >= rest.due_s or (rest.at is not None and now >= rest.at)",
+            "over = False",
+        ),
+    ),
+    _bug(
+        "an entry that rests is left out though its lease has changed",
+        "resting: while its lease is the same",
+        0,
+        ("decide.is_left_out", "if rest.version != version:", "if False:"),
+        scenario="queue/test_crowded.py::test_an_entry_whose_lease_changes_is_seen_before_it_would_be_due",
+    ),
+    _bug(
+        "every unknown lease of a page is read before the tasks that wait",
+        "resting: the claims of others",
+        0,
+        (
+            "BucketQueue._try_claim",
+            "if page is not None and not page.newest:\n    self._learn()",
+            "while self._learn():\n    pass",
+        ),
+        scenario="queue/test_crowded.py::test_a_new_process_reads_each_lease_once_and_few_before_the_tasks_that_wait",
+    ),
+    _bug(
+        "no page is of what was pushed last",
+        "resting: the claims of others",
+        0,
+        ("Discovery._wants_newest", "return self.crowded", "return False"),
+        scenario="queue/test_crowded.py::test_entries_that_rest_do_not_slow_the_claims_of_others",
+    ),
+    _bug(
         "an attempt uses its own result, though another was recorded first",
         "steps: result recorded after use",
         93,

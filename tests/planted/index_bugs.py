@@ -109,7 +109,7 @@ INDEX_BUGS = [
             "_merge",
             "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)",
             "merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)\n"
-            "live = [line for line in merged.data.splitlines() if not self._schema.is_gone(line)]\n"
+            "live = [line for line in merged.data.splitlines() if not self._schema.is_tombstone(line)]\n"
             "merged = merge(live, {}, shape, what=what)",
         ),
     ),
@@ -301,7 +301,7 @@ INDEX_BUGS = [
         "a put does not heed what was seen",
         "index 17, found by the simulation",
         12,
-        ("Bulk._stamp", "self._stamps.after(self._scope, key, times.common)", "times.common"),
+        ("RecordEncoder._stamp", "self._stamps.after(self._scope, key, times.common)", "times.common"),
     ),
     _bug(
         "a bad object is deleted before it is kept",

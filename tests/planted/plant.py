@@ -77,7 +77,7 @@ def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False)
             code = pytest.main(["-q", "-x", "-p", "no:xdist", "--assert=plain", f"--basetemp={scratch}/tests", test])
         return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
 
-    from limpet.sim.runs import SCENARIOS, trace_lines
+    from limpet.sim import SCENARIOS, trace_lines
 
     run = SCENARIOS[bug.scenario]
     for seed in [bug.seed] if seeds is None else seeds:

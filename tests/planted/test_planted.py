@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from limpet.sim.runs import SCENARIOS
+from limpet.sim import SCENARIOS
 from planted.bug import AnchorError, Bug, Change, planted
 from planted.bugs import BUGS
 from planted.plant import lost, replay_into

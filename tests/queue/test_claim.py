@@ -478,7 +478,7 @@ def test_a_claim_from_a_stale_listing_leaves_nothing_behind(world: World) -> Non
     """F22: the task was done and removed since the page was listed."""
     one, two = world.process(), world.process()
     first, second = one.queue.push({}), one.queue.push({})
-    two.queue._discovery.list_page()
+    two.queue.discovery.list_page()
     one.drain()
     assert not two.queue.claim()
     assert world.names() == sorted(f"completed/{pushed.id}.json" for pushed in (first, second))

@@ -66,6 +66,19 @@ def test_tasks_go_first_and_leases_a_second_later(world: World) -> None:
     assert left(world) == []
 
 
+def test_an_unexpected_error_does_not_end_the_deletes_of_a_process(world: World) -> None:
+    """The next entry that ends starts a new thread, which deletes what was left, too."""
+    process = world.process()
+    done(process, "x")
+    process.store.before("delete", "x/task.json", raises(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        world.time.sleep(SOON_S)
+    assert left(world) == ["pending/x/lease.json", "pending/x/task.json"]
+    done(process, "y")
+    world.time.sleep(LATER_S)
+    assert left(world) == []
+
+
 def test_a_lease_stays_if_the_delete_of_its_task_failed(world: World) -> None:
     process = world.process()
     process.store.before("delete", "pending/y/task.json", raises(Unavailable("busy")))

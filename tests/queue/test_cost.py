@@ -142,7 +142,7 @@ def test_handing_back_is_one_put(world: World) -> None:
 def test_a_claim_that_is_refused_is_one_put_and_one_get(world: World) -> None:
     one, two = world.process(), world.process()
     one.queue.push({})
-    two.queue._discovery.list_page()
+    two.queue.discovery.list_page()
     two.queue._paused()
     one.take()
     assert two.cost(lambda: two.queue._first_claim()) == {"put": 1, "get": 1}
@@ -154,7 +154,7 @@ def test_taking_over_costs_a_look_and_a_swap(world: World) -> None:
     two = world.process()
     two.queue.claim()
     world.time.sleep(2 * TTL_S)
-    two.queue._discovery._page = None
+    two.queue.discovery._page = None
     assert two.cost(lambda: held(two.queue.claim())) == plus(CLAIM, PAGE, CONTROL, NAMED)
 
 

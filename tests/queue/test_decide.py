@@ -20,6 +20,7 @@ from limpet.queue.decide import (
     NOTE_CHARS,
     Progress,
     Ready,
+    aged,
     at_work,
     attempts_of,
     backoff_s,
@@ -44,7 +45,7 @@ from limpet.queue.decide import (
     trimmed,
     waits_left,
 )
-from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, Receipt
+from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, Receipt, Suspension
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0
@@ -407,6 +408,22 @@ def test_progress_is_added_and_nothing_is_forgotten() -> None:
     assert after.waits == {5: 3.0, 6: 10.0, 7: 0.0}
     assert (after.results, after.parts, after.error) == ({0: RAW, 2: RAW}, ["a", "b"], "new")
     assert progressed(before, Progress(), 100.0) == before
+
+
+def test_the_times_of_suspensions_count_from_the_record_that_holds_them() -> None:
+    def suspension(waited_s: float, due_s: float | None) -> Suspension:
+        return Suspension(reason="", step=1, since=EPOCH, waited_s=waited_s, due_s=due_s)
+
+    before = {0: suspension(5.0, 30.0), 1: suspension(0.0, None), 2: suspension(0.0, 8.0)}
+    later = {0: suspension(15.0, 20.0), 1: suspension(10.0, None), 2: suspension(10.0, 0.0)}
+    assert aged(before, 10.0) == later
+    assert aged(before, 2 * DELAY_MAX_S)[0] == suspension(DELAY_MAX_S, 0.0), "within what a record may hold"
+    assert claim_by(record(State.FREE, suspended=before), since_s=10.0).suspended == later
+    held = record(suspended=before, waits={0: 9.0, 1: 9.0, 2: 9.0})
+    progress = Progress(suspended={n: (each, 100.0) for n, each in before.items()})
+    once = progressed(held, progress, 110.0)
+    assert once.suspended == later
+    assert progressed(once, progress, 110.0) == once, "a swap that is made again"
 
 
 @given(

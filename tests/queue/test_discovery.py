@@ -81,7 +81,7 @@ def test_two_workers_share_a_backlog_and_spread(world: World) -> None:
     fill(world, 400)
     one, two = world.process(), world.process()
     for process in (one, two):
-        process.queue._discovery.list_page()
+        process.queue.discovery.list_page()
     taken = Counter[str]()
     while True:
         claims = [process.queue.claim() for process in (one, two)]
@@ -101,7 +101,7 @@ def test_many_workers_on_one_stale_page(world: World) -> None:
     fill(world, 60)
     workers = [world.process() for _ in range(6)]
     for worker in workers:
-        worker.queue._discovery.list_page()
+        worker.queue.discovery.list_page()
     ran = [id_ for worker in workers for id_ in worker.drain(idle_s=0)]
     assert sorted(Counter(ran).values()) == [1] * 60
     assert all(key.startswith("completed/") for key in world.names())
@@ -208,7 +208,7 @@ def test_a_page_that_ends_between_a_lease_and_its_task(world: World) -> None:
     one.queue.push({}, id="x")
     one.take()
     everything = [*world.memory.list(ROOT)]
-    (candidate,) = two.queue._discovery._candidates([stat for stat in everything if stat.key.endswith("task.json")])
+    (candidate,) = two.queue.discovery._candidates([stat for stat in everything if stat.key.endswith("task.json")])
     assert candidate.lease is None
     assert two.queue._claim(candidate) is None
 
@@ -357,7 +357,7 @@ def test_the_threads_of_a_process_share_a_page_and_lose_no_claim_to_each_other()
 
 def test_a_page_leaves_out_what_another_thread_is_claiming(world: World) -> None:
     fill(world, 3)
-    discovery = world.process().queue._discovery
+    discovery = world.process().queue.discovery
     discovery.list_page()
     claiming = discovery.next()
     assert claiming is not None
@@ -373,10 +373,10 @@ def test_a_page_leaves_out_what_another_thread_is_claiming(world: World) -> None
 def test_a_page_that_another_thread_has_listed_is_not_listed_again(world: World) -> None:
     fill(world, 3)
     process = world.process()
-    seen = process.queue._discovery.pages
-    assert process.queue._discovery.list_page(seen) is not None
+    seen = process.queue.discovery.pages
+    assert process.queue.discovery.list_page(seen) is not None
     before = lists(process)
-    assert process.queue._discovery.list_page(seen) is None
+    assert process.queue.discovery.list_page(seen) is None
     assert lists(process) == before
 
 
@@ -386,7 +386,7 @@ def test_a_page_of_what_this_process_has_ended_is_followed_by_the_next(
     fill(world, PAGE + 1)
     process = world.process()
     assert process.take() is not None
-    discovery = process.queue._discovery
+    discovery = process.queue.discovery
     listed = 0
 
     def page(self: Discovery) -> CandidatePage:

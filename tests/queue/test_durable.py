@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import typing
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import limpet
 from limpet import Fail, Fleet
-from limpet.errors import Invalid, Missing
+from limpet.app.metrics import FleetMetrics
+from limpet.app.overview import read_overview
+from limpet.app.query import fleet_sql
+from limpet.cell import struct_codec
+from limpet.errors import Conflict, Invalid, Missing, Unsupported
+from limpet.queue import BucketQueue, Policy
+from limpet.queue.durable import waiting
+from limpet.queue.entry import EntryLease, Suspension
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -202,6 +213,51 @@ def test_a_retry_from_scratch_keeps_nothing(ground: Ground) -> None:
     assert len(ground.left()) == 1
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_retry_keeps_the_signals_that_were_sent(ground: Ground, batch: bool) -> None:
+    broken = [True]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> Any:
+        limpet.step(ground.note, n, name="note")
+        limpet.sleep(60)
+        if broken:
+            raise RuntimeError("no money")
+        return limpet.wait_signal("approved", timeout_s=60, default="nobody")
+
+    ids = report.push_many([(0,), (1,)]) if batch else [report.push(0).id]
+    ground.work(report, until_empty=False)
+    assert report.queue.signal(ids[-1], "approved", {"by": "ann"})
+    ground.work(report)
+    broken.clear()
+    again = report.queue.retry(all=True)
+    ground.work(report)
+    assert [report.queue.result(id_).value for id_ in again] == [*(["nobody"] if batch else []), {"by": "ann"}]
+    assert ground.left() == []
+
+
+def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> None:
+    """A retry may have copied the signals before this one was there."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.sleep(60)
+        raise RuntimeError("no money")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    check = queue._admin._check_waits
+
+    def then_it_fails(id_: str, entry: str) -> None:
+        check(id_, entry)
+        ground.work(report)
+
+    queue._admin._check_waits = then_it_fails
+    with pytest.raises(Missing, match="has failed"):
+        queue.signal(pushed.id, "approved")
+
+
 def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
     @ground.fleet.task("report")
     def report() -> Any:
@@ -257,6 +313,76 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
     assert ground.left() == []
+
+
+def test_the_time_limit_counts_running_time_and_not_suspended_time(ground: Ground) -> None:
+    @ground.fleet.task("report", timeout_s=10.0, max_attempts=1)
+    def report() -> str:
+        limpet.step(ground.runtime.sleep, 6, name="before")
+        limpet.sleep(3600)
+        ground.runtime.sleep(6)
+        return "in time"
+
+    @ground.fleet.task("slow", timeout_s=10.0, max_attempts=1)
+    def slow() -> str:
+        limpet.sleep(3600)
+        ground.runtime.sleep(60)
+        return "too late"
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == "in time"
+    assert ground.kinds() == ["started", "suspended", "started", "done"]
+    slow.push()
+    ground.work(slow)
+    assert ground.kinds()[4:] == ["started", "suspended", "started", "overdue", "done"]
+
+
+def test_a_paused_queue_resumes_no_suspended_task(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.sleep(60)
+        ground.note("after")
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    report.queue.pause()
+    ground.runtime.sleep(600)
+    ground.work(report, until_empty=False)
+    assert ground.ran == []
+    queue: Any = report.queue
+    assert queue.inspect.describe(pushed.id)["state"] == "suspended"
+    report.queue.resume()
+    ground.work(report)
+    assert ground.ran == ["after"]
+
+
+def test_a_sweep_keeps_the_steps_of_what_is_suspended_and_of_what_may_be_retried(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1, retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        if n == 1:
+            raise RuntimeError("no money")
+        limpet.sleep(6 * 86400)
+        return value
+
+    suspended, failed = report.push(0), report.push(1)
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    kept = {suspended.id: 2, failed.id: 1}
+    for day in range(8):
+        if day == 5:
+            ground.work(report)  # it wakes up after six days, and ends
+            kept.pop(suspended.id)
+        if day == 7:
+            kept.clear()  # the receipt of the failed one has expired
+            queue.sweep()
+        ground.runtime.sleep(1200)
+        queue.sweep()
+        assert Counter(key.split("/")[3] for key in ground.left()) == kept, day
+        ground.runtime.sleep(86400 - 1200)
+    assert ground.ran == [0, 1]
+    assert suspended.result().value == 0
 
 
 def test_changed_code_fails_with_both_names(ground: Ground) -> None:
@@ -352,6 +478,56 @@ def test_tasks_of_a_batch_are_durable_each_for_itself(ground: Ground) -> None:
     assert {key.rsplit("/", 1)[1].split(".")[0] for key in ground.left()} == {"2"}, "for a retry"
 
 
+def test_a_time_limit_holds_although_another_task_of_the_batch_runs_on(ground: Ground) -> None:
+    ended_s: dict[int, float] = {}
+
+    @ground.fleet.task("report")
+    def report(n: int) -> None:
+        if n == 0:
+            limpet.wait_signal("approved", timeout_s=600)
+        else:
+            limpet.step(ground.runtime.sleep, 590.0, name="work")
+            limpet.sleep(3000)
+        ended_s[n] = ground.runtime.elapsed_s()
+
+    began_s = ground.runtime.elapsed_s()
+    report.push_many([(0,), (1,)])
+    ground.work(report)
+    assert 600 <= ended_s[0] - began_s < 700
+    assert 3590 <= ended_s[1] - began_s < 3700
+
+
+def test_a_signal_to_one_task_of_a_batch_does_not_prolong_the_waits_of_others(ground: Ground) -> None:
+    ended_s: dict[int, float] = {}
+
+    @ground.fleet.task("report")
+    def report(n: int) -> None:
+        if n == 0:
+            for name in "abcde":
+                limpet.wait_signal(name)
+        else:
+            limpet.sleep(600)
+        ended_s[n] = ground.runtime.elapsed_s()
+
+    began_s = ground.runtime.elapsed_s()
+    ids = report.push_many([(0,), (1,)])
+    ground.work(report, until_empty=False)
+    for name in "abcde":
+        ground.runtime.sleep(100)
+        limpet.signal(ids[0], name)
+    ground.work(report)
+    assert 600 <= ended_s[1] - began_s < 700
+
+
+def test_a_wait_does_not_depend_on_the_clocks_of_two_workers(ground: Ground) -> None:
+    """`UNKNOWN_S` counts what the task has waited by the store's clock."""
+    before = Suspension(reason="", step=1, since=ground.runtime.wall(), waited_s=8.0)
+    for skew_s in (-3600, 3600):
+        wall = ground.runtime.wall() + timedelta(seconds=skew_s)
+        rest_s, after = waiting(before, reason="", step=1, wall=wall)
+        assert (rest_s, after.waited_s, after.since) == (2.0, 8.0, before.since)
+
+
 def test_values_come_back_as_the_functions_return_type(ground: Ground) -> None:
     seen: list[Page] = []
 
@@ -408,6 +584,47 @@ def test_push_many_with_an_id_is_made_once(ground: Ground) -> None:
     assert queue.push_many([{"n": n} for n in range(5)], id="today", batch=2) == first, "it stays so when it has ended"
     assert queue.stats().pending == 0
     assert [each.value for each in queue.results(first)] == [0, 1, 2, 3, 4]
+
+
+def test_an_id_of_many_tasks_is_used_for_one_number_of_tasks_and_one_batch_size(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    first = queue.push_many([{"n": n} for n in range(5)], id="today", batch=2)
+    for tasks, batch in ((5, 3), (4, 2), (6, 2), (5, 1), (5, 100)):
+        with pytest.raises(Conflict, match="'today' was used for a push of 5 tasks in 3 batches"):
+            queue.push_many([{"n": n} for n in range(tasks)], id="today", batch=batch)
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": "x" * 200_000} for _ in range(42)], id="today", batch=100)
+    assert queue.push_many([], id="today") == []
+    assert queue.stats().pending == 5
+    assert queue.push_many([{"other": n} for n in range(5)], id="today", batch=2) == first, "as a single id"
+    assert queue.stats().pending == 5
+    assert len(queue.push_many([{"n": 1}], id="tomorrow")) == 1
+
+
+def test_what_many_tasks_with_an_id_cost(ground: Ground) -> None:
+    queue = ground.fleet.queue("report")
+    payloads = [{"n": n} for n in range(5)]
+    queue.push({})
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2)) == {"put": 3}
+    assert _cost(ground, lambda: queue.push_many(payloads, batch=2, id="x")) == {"put": 4, "head": 6}
+
+
+def test_the_shape_of_a_push_goes_with_the_receipts(ground: Ground) -> None:
+    @ground.fleet.task("report", retention_s=7 * 86400.0)
+    def report(n: int) -> int:
+        return n
+
+    report.queue.push_many([{"n": 1}, {"n": 2}], id="today")
+    ground.work(report)
+    queue: Any = report.queue
+    ground.runtime.sleep(6 * 86400)
+    queue.sweep()
+    with pytest.raises(Conflict):
+        queue.push_many([{"n": 1}], id="today")
+    ground.runtime.sleep(2 * 86400)
+    queue.sweep()
+    assert [stat.key for stat in ground.fleet.store.list("queues/report") if "sweep" not in stat.key] == []
+    assert len(queue.push_many([{"n": 1}], id="today")) == 1
 
 
 # ---- costs ----
@@ -507,7 +724,8 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     @ground.fleet.task("report")
     def report() -> None:
         limpet.step(fetch, "a.com")
-        limpet.wait_signal("approved")
+        limpet.sleep(0)
+        limpet.wait_signal("approved", timeout_s=90)
 
     pushed = report.push()
     ground.work(report, until_empty=False)
@@ -515,8 +733,168 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     inspect = queue.inspect
     [row] = inspect.entries("pending")
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    assert "due_at" not in row
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
-    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [(0, "step", "fetch")]
+    assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [
+        (0, "step", "fetch"),
+        (1, "sleep", "of 0 s"),
+        (2, "timer", "signal approved of 90 s"),
+    ]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
+
+
+def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease has schema 2, and Limpet 0.1 reads up to 1. What that version really does is in design note 0012."""
+
+    @ground.fleet.task("report")
+    def report(day: str) -> str:
+        return f"{limpet.step(ground.note, day)}{limpet.wait_signal('go')}"
+
+    pushed = report.push("monday")
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    lease = queue.storage.keys.lease(pushed.id)
+    assert ground.fleet.store.get(lease).data.startswith(b'{"schema":2,')
+    limpet.signal(pushed, "go", "!")
+
+    def old_codec(count: int) -> Any:
+        return struct_codec(EntryLease)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("limpet.queue.entry.lease_codec", old_codec)
+        old = BucketQueue(ground.fleet.store, "report", ground.runtime, policy=Policy())
+        ran: list[Any] = []
+        other = old.push({"day": "tuesday"})
+        Worker([Job(old, ran.append)], ground.runtime, burst=True).run()
+        assert ran == [{"day": "tuesday"}]
+        assert old.result(other.id).ok
+        with pytest.raises(Unsupported, match="has schema 2; this limpet reads up to 1"):
+            old.cancel(pushed.id)
+    ground.work(report)
+    assert pushed.result().value == "monday!"
+    assert ground.ran == ["monday"]
+
+
+def test_a_suspended_task_has_one_state_in_every_view(ground: Ground) -> None:
+    """`queue ls`, `queue show`, `limpet sql`, the figures of `limpet top` and the dashboard, and the metrics."""
+
+    @ground.fleet.task("report", backoff_s=1000.0)
+    def report(what: str) -> None:
+        if what == "sleep":
+            limpet.sleep(3600)
+        if what == "wait":
+            limpet.wait_signal("approved")
+        raise RuntimeError("again")
+
+    pushed = {what: report.push(what).id for what in ("sleep", "wait", "fail")}
+    both = report.push_many([("sleep",), ("wait",)])
+    ground.work(report, until_empty=False)
+    found = fleet_sql(ground.fleet, "select id, state, reason, due_at from queues.report")
+    rows = {row[0]: dict(zip(("id", "state", "reason", "due_at"), row, strict=True)) for row in found}
+    states = {what: rows[id_]["state"] for what, id_ in pushed.items()}
+    assert states == {"sleep": "suspended", "wait": "suspended", "fail": "resting"}
+    assert rows[pushed["sleep"]]["reason"].startswith("sleeping until")
+    assert rows[pushed["wait"]]["reason"] == "waiting for the signal 'approved'"
+    assert rows[pushed["fail"]]["reason"] is None
+    assert [(rows[id_]["state"], rows[id_]["due_at"] is None) for id_ in both] == [
+        ("suspended", False),
+        ("suspended", True),
+    ]
+    queue: Any = report.queue
+    shown = {row["id"]: row for row in queue.inspect.entries("pending")}
+    facts = queue.inspect.describe(pushed["sleep"])
+    assert shown[pushed["sleep"]]["state"] == facts["state"] == "suspended"
+    assert shown[pushed["sleep"]]["due_at"] == facts["due_at"] == rows[pushed["sleep"]]["due_at"]
+    assert rows[pushed["wait"]]["due_at"] is None
+    assert rows[pushed["fail"]]["due_at"] > ground.runtime.wall()
+    [summary] = read_overview(ground.fleet).queues
+    assert (summary.suspended, summary.resting) == (4, 5)
+    registry = FleetMetrics(ground.fleet).registry()
+    figures = {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
+    assert (figures["limpet_queue_suspended"], figures["limpet_queue_resting"]) == (4, 5)
+
+
+def _nested() -> Page:
+    return limpet.step(fetch, "a.com")
+
+
+def _lock() -> Any:
+    return threading.Lock()
+
+
+def _number() -> int:
+    return typing.cast(int, "three")
+
+
+async def _coroutine() -> int:
+    return 1
+
+
+def _texts() -> Any:
+    return ["order-7"]
+
+
+WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
+    "lambda": (lambda: limpet.step(lambda: 1), "a lambda has no name", 'limpet.step(f, name="...")'),
+    "called": (lambda: limpet.step(fetch("a.com")), "a step needs a function, not Page(", "do not call it yourself"),  # type: ignore[arg-type]
+    "coroutine": (lambda: limpet.step(_coroutine), "_coroutine is a coroutine function", "limpet.step_async"),
+    "nested": (lambda: limpet.step(_nested), "a step inside of a step has no number", "call the function itself"),
+    "JSON": (lambda: limpet.step(_lock), "what step '_lock' returned cannot be written as JSON", "use plain values"),
+    "type": (lambda: limpet.step(_number), "what step '_number' returned does not fit its annotation", ""),
+    "key": (lambda: _current().step_key, "no step runs now", "step_key is for the function that limpet.step calls"),
+    "negative": (lambda: limpet.sleep(-1), "a sleep must be between 0 and 31622400 seconds, not -1", "a year"),
+    "text": (lambda: limpet.sleep("3"), "a sleep must be between 0 and 31622400 seconds, not '3'", "a year"),  # type: ignore[arg-type]
+    "timeout": (lambda: limpet.gather([], timeout_s=-1), "timeout_s must be between 0", "a year"),
+    "id": (lambda: limpet.gather(_texts()), "'order-7' is not the handle of a task", "what push and push_many return"),
+    "one": (lambda: limpet.gather("order-7"), "gather needs a list of tasks, not 'order-7'", "limpet.gather([task])"),  # type: ignore[arg-type]
+    "signal": (lambda: limpet.wait_signal(""), "a name must be a non-empty string", ""),
+    "version": (lambda: limpet.version(""), "a change needs a short name, not ''", "limpet.version("),
+}
+
+
+def _current() -> Any:
+    return limpet.current_task()
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_use_is_one_line_with_a_hint(ground: Ground, wrong: str) -> None:
+    call, said, hint = WRONG[wrong]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        limpet.step(fetch, "a.com")
+        call()
+
+    pushed = report.push()
+    ground.work(report)
+    error = pushed.result().error or ""
+    assert error.startswith(f"Invalid: {said}")
+    assert hint in error.partition("(hint: ")[2]
+    assert "\n" not in error
+
+
+def test_wrong_use_outside_of_a_task(ground: Ground) -> None:
+    @ground.fleet.task("report")
+    def report() -> None:
+        pass
+
+    def plain(result: Any) -> None:
+        pass
+
+    pushed = report.push()
+    for call, said in [
+        (lambda: limpet.wait_signal("go"), "only a task can wait for a signal"),
+        (lambda: limpet.signal("order-7", "go"), "'order-7' is not the handle of a task"),  # type: ignore[arg-type]
+        (lambda: limpet.signal(pushed, "go", threading.Lock()), "the value of a signal cannot be written as JSON"),
+        (lambda: limpet.sleep(-1), "a sleep must be between 0"),
+        (lambda: pushed.then(plain), "'plain' is not a task"),  # type: ignore[arg-type]
+        (lambda: report.push_many([()], then=plain), "'plain' is not a task"),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(Invalid, match=said) as raised:
+            call()  # type: ignore[no-untyped-call]
+        assert raised.value.hint
+    assert report.queue.stats().pending == 1, "nothing was pushed"

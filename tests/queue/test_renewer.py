@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
-from limpet.lease import State
-from limpet.lease.lease import RETRY_PART, Renewer
+from limpet.lease import RETRY_PART, Renewer, State
 from limpet.queue import BucketQueue, Policy
 from limpet.runtime import SystemRuntime
 from limpet.store import MemoryStore

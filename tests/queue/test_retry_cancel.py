@@ -292,7 +292,7 @@ def test_a_cancel_against_a_claim(world: World) -> None:
     assert operator.queue.cancel("x")
     assert world.names() == ["failed/x.json"]
     worker.queue.push({}, id="y")
-    worker.queue._discovery.list_page()
+    worker.queue.discovery.list_page()
     worker.store.before("put", "pending/y/lease.json", lambda: operator.queue.cancel("y"))
     assert not worker.queue.claim()
     world.process().queue.sweep()

@@ -9,13 +9,14 @@ from statistics import median
 
 import pytest
 
+from limpet.sim import SCENARIOS, RunSum, coverage_table, run_seeds
 from limpet.sim.actors import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
 from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.durable import STEPS as DURABLE_STEPS
 from limpet.sim.index import STEPS as INDEX_STEPS
+from limpet.sim.maintain import STEPS as MAINTAIN_STEPS
 from limpet.sim.queue import STEPS as QUEUE_STEPS
-from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds
 from limpet.sim.supervisor import STEPS as SUPERVISOR_STEPS
 from support.seeds import SEEDS
 
@@ -67,6 +68,20 @@ def test_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_maintain_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("maintain", 0, SEEDS["maintain"], jobs=JOBS)
+    with capsys.disabled():
+        print(f"\nmaintain: {total.runs} seeds, {total.virtual_s / 3600:.0f} virtual hours")
+    assert not total.broken, _told("maintain", total)
+    assert total.runs == SEEDS["maintain"]
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    for step in MAINTAIN_STEPS:
+        assert any(count for (_, struck), count in total.coverage.items() if struck == step), step
+    assert total.coverage["crash", "warehouse.delete"] or total.coverage["crash", "warehouse.put"]
+
+
+@pytest.mark.timeout(600)
 def test_durable_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     total = run_seeds("durable", 0, SEEDS["durable"], jobs=JOBS)
     with capsys.disabled():
@@ -77,6 +92,8 @@ def test_durable_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert median(total.calls) >= 100
     assert median(total.faults) >= 10
     assert min(total.actors) >= 3
+    for kind in PROCESS_FAULTS:  # a process that pauses or hangs is a zombie afterwards
+        assert total.by_kind[kind] > 50, f"hardly any {kind}"
     for step in DURABLE_STEPS:
         assert total.coverage["crash", step], f"no process died at {step}"
         kinds = REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")]

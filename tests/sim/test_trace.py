@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from limpet.sim import SCENARIOS, describe, shrink, trace_lines
 from limpet.sim.__main__ import main
-from limpet.sim.runs import SCENARIOS, describe, shrink, trace_lines
 from limpet.sim.world import Violation, World
 
 NEEDED = {"p0/3", "p1/4"}

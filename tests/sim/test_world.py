@@ -10,14 +10,14 @@ import pytest
 
 from limpet.errors import LimpetError
 from limpet.keys import Key
+from limpet.sim import SCENARIOS
 from limpet.sim.actors import draw
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.runs import SCENARIOS
 from limpet.sim.world import SimRuntime, World
 from limpet.store import Absent
 
 CODE = """
-from limpet.sim.runs import SCENARIOS
+from limpet.sim import SCENARIOS
 print([run(seed)[0].trace_hash() for run in SCENARIOS.values() for seed in range(8)])
 """
 

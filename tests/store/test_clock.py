@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from limpet.keys import Key, clock_key
 from limpet.store import MemoryStore, MeteredStore
-from limpet.store.clock import StoreClock
+from limpet.store.api import StoreClock
 from support.clock import EPOCH, ManualRuntime, Time, steady
 from support.stores import ScriptedStore
 

@@ -18,7 +18,7 @@ from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, 
 from limpet.store.doctor import Check, Report, examine
 from limpet.store.memory import MemoryStore
 from limpet.store.metered import MeteredStore
-from limpet.store.probe import EtagStyle, Findings, quick, use_etag_style
+from limpet.store.probe import EtagStyle, Findings, probe_conditions, use_etag_style
 from limpet.store.roles import ScopedStore
 
 
@@ -296,7 +296,7 @@ def failed(report: Report) -> dict[str, str]:
 def test_quick_accepts_a_good_store_with_six_requests() -> None:
     meter = MeteredStore(MemoryStore())
     with meter.measure() as cost:
-        findings = quick(meter)
+        findings = probe_conditions(meter)
     assert cost.requests == {"put": 4, "get": 1, "delete": 1}
     assert (findings.conditional, findings.etag_style) == (True, "quoted")
     assert findings.by.startswith("limpet ")
@@ -308,14 +308,14 @@ def test_quick_switches_to_unquoted_etags_with_seven_requests() -> None:
     store = WantsUnquoted()
     meter = MeteredStore(store)
     with meter.measure() as cost:
-        findings = quick(ScopedStore(meter, "p"))
+        findings = probe_conditions(ScopedStore(meter, "p"))
     assert cost.requests == {"put": 5, "get": 1, "delete": 1}
     assert (findings.etag_style, store.etag_style) == ("unquoted", "unquoted")
-    assert quick(store).etag_style == "unquoted"
+    assert probe_conditions(store).etag_style == "unquoted"
 
 
 def test_findings_survive_json() -> None:
-    findings = quick(MemoryStore())
+    findings = probe_conditions(MemoryStore())
     assert msgspec.json.decode(msgspec.json.encode(findings), type=Findings) == findings
 
 
@@ -340,7 +340,7 @@ def test_the_style_reaches_the_store_below_its_wrappers() -> None:
 def test_quick_refuses_and_cleans_up(store: MemoryStore, what: str) -> None:
     meter = MeteredStore(store)
     with pytest.raises(Unsupported, match=what.translate({ord(c): f"\\{c}" for c in "()*"})) as refused:
-        quick(meter)
+        probe_conditions(meter)
     assert "honours If-None-Match and If-Match" in refused.value.hint
     assert meter.snapshot().total() <= 7
     assert left_in(store) == []
@@ -352,18 +352,18 @@ def test_a_failed_switch_is_undone() -> None:
 
     store = Stubborn()
     with pytest.raises(Unsupported):
-        quick(store)
+        probe_conditions(store)
     assert store.etag_style == "quoted"
 
 
 def test_quick_takes_an_unclear_answer_for_a_refusal() -> None:
-    assert quick(AnswersLostSwapsUnclearly()).conditional
+    assert probe_conditions(AnswersLostSwapsUnclearly()).conditional
 
 
 def test_quick_stops_at_the_first_request_of_a_read_only_key() -> None:
     meter = MeteredStore(ReadOnly())
     with pytest.raises(Denied):
-        quick(meter)
+        probe_conditions(meter)
     assert meter.snapshot().requests == {"put": 1}
 
 

@@ -10,9 +10,9 @@ from itertools import count, islice
 from typing import Any
 
 from limpet.index import Index
-from limpet.index.codec.types import typed
 from limpet.index.decide import digest, newest, packed, shard_of
 from limpet.index.maintain import WholeIndex
+from limpet.index.types import typed
 from limpet.index.writer import stamps_of
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch

@@ -15,4 +15,5 @@ SEEDS = {
     "index_far": 500,
     "index_disk": 250,
     "catalog": 1_000,
+    "maintain": 40,
 }

@@ -59,7 +59,13 @@ def adopt_files(
     the `datapackage.json` among them. Returns what was done, and whether it was that.
     Raises: Missing; Invalid, also for a `schema` or `key` of an index that exists.
     """
-    in_place = where is None and manifest_of(fleet, name) is None and has_objects(fleet, name)
+    exists = manifest_of(fleet, name) is not None
+    in_place = where is None and not exists and has_objects(fleet, name)
+    if where is None and not exists and not in_place:
+        raise Missing(
+            f"there is no index {name!r} at {fleet.url}, and there are no files where it should be",
+            hint=f"put them into {IndexKeys.of(name).root}/, or name their place by --from",
+        )
     if not in_place and (schema or key):
         raise Invalid(
             "--schema and --key are for files that lie where an index should be",

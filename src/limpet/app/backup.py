@@ -11,7 +11,6 @@ The source is never written to.
 from __future__ import annotations
 
 import re
-from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,14 +36,14 @@ from limpet.cell import Cell, Versioned, struct_codec
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import EXECUTIONS
 from limpet.events.fold import EventHead
-from limpet.index.storage import Manifest
+from limpet.index.storage import Manifest, shortened
 from limpet.keys import CatalogKeys, Key, entry_of
 from limpet.records import Count, Digest, Instant, Name, digest_of
 from limpet.runtime import Runtime, system
 from limpet.store.api import Stat, Store, Version, batched
 from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.metered import MeteredStore
-from limpet.store.probe import quick
+from limpet.store.probe import probe_conditions
 
 T = TypeVar("T")
 _size = attrgetter("size")
@@ -69,6 +68,7 @@ ORDER: tuple[tuple[str, str], ...] = (
     ("pending", r"queues/[^/]+/pending/.+"),
     ("failed", r"queues/[^/]+/failed/.+"),
     ("completed", r"queues/[^/]+/completed/.+"),
+    ("steps", r"queues/[^/]+/steps/.+"),
     ("queue", r"queues/[^/]+/(?!slots/|bell\.json$).+"),
     ("imports", r"indexes/[^/]+/imports/.+"),
     ("inbox", r"indexes/[^/]+/inbox/.+"),
@@ -371,7 +371,7 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
     which keeps workers from opening it."""
     cell = record_cell(store, runtime)
     seen = cell.read()
-    probe = seen.value.probe if seen else quick(store, runtime=runtime)
+    probe = seen.value.probe if seen else probe_conditions(store, runtime=runtime)
     features = sorted({*record.features, *([mark] if mark else ())})
     wanted = msgspec.structs.replace(record, features=features, probe=probe)
     if seen is None or seen.value != wanted:
@@ -494,9 +494,12 @@ class _Run:
         self.lists: list[_ListRef] = []
         self.retried: dict[str, None] = {}
         """The retries that copied receipts name, as `queues/QUEUE/ENTRY`."""
+        self.durable: set[str] = set()
+        """The entries of durable tasks, likewise: their leases say so, or they have steps."""
         self._tell = tell
         self._unlisted: list[_Line] = []
         self._before = _lines(target, before, force=True)
+        self.durable.update(_step_owners(self._before))
         self._there = {stat.key: stat.size for stat in target.list() if kind_of(stat.key) != "own"}
 
     def copy_below(self, prefix: str, kind: str) -> None:
@@ -578,6 +581,8 @@ class _Run:
             return error
         if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
             self.retried[life] = None
+        if stat.key.endswith("/lease.json") and b'"durable":' in blob.data:
+            self.durable.add(stat.key.removesuffix("/lease.json").replace("/pending/", "/", 1))
         return _Line(stat.key, len(blob.data), blob.version, digest_of(blob.data))
 
     def _note(self, stat: Stat, outcome: _Line | LimpetError, wanted: _Line | None) -> None:
@@ -633,6 +638,7 @@ def _copy_fleet(run: _Run, *, data: bool) -> None:
         for queue in source.list_dirs(keys.QUEUES):
             run.copy_below(f"{keys.QUEUES}/{queue}/{kind}", kind)
     _follow_retries(run)
+    _copy_steps(run)
     for index in source.list_dirs(keys.INDEXES):
         _copy_index(run, f"{keys.INDEXES}/{index}")
     _copy_events(run)
@@ -669,6 +675,60 @@ def _follow_retries(run: _Run) -> None:
             for key in receipts:
                 with suppress(Missing, Invalid):
                     run.copy_all([_stat(run, key)], kind_of(key))
+
+
+def _copy_steps(run: _Run) -> None:
+    """Copy the recorded steps and signals of durable tasks, and the ends of those that have ended meanwhile.
+
+    Steps are deleted after their task, or after the receipt of a failed one was marked as retried. So where the task or
+    the receipt is unchanged after its steps were copied, none is missing. Where it has changed, the receipt is copied
+    again, and the retry that it names, with its steps.
+    Cost: 1 LIST per 1,000 steps, failed receipts, and entries of queues with durable tasks; 1 HEAD for each task that
+    has moved meanwhile, and those lists again.
+    """
+    followed: set[str] = set()
+    for _ in range(SETTLE_ROUNDS):
+        for queue in run.source.list_dirs(keys.QUEUES):
+            run.copy_below(f"{keys.QUEUES}/{queue}/steps", "steps")
+        run.durable.update(_step_owners(run.lines))
+        moved = _moved(run) - followed
+        if not moved:
+            return
+        followed |= moved
+        for root in {name.rpartition("/")[0] for name in moved}:
+            run.copy_below(f"{root}/failed", "failed")
+        for root, _, entry in (name.rpartition("/") for name in moved):
+            with suppress(Missing, Invalid):
+                run.copy_all([_stat(run, f"{root}/completed/{entry}.json")], "completed")
+        _follow_retries(run)
+
+
+def _step_owners(names: Iterable[str]) -> set[str]:
+    """The entries whose steps are among `names`, as `queues/QUEUE/ENTRY`."""
+    found = (re.fullmatch(r"(queues/[^/]+)/steps/([^/]+)/.+", key) for key in names)
+    return {f"{match[1]}/{match[2]}" for match in found if match}
+
+
+def _moved(run: _Run) -> set[str]:
+    """The durable tasks that were copied as waiting, and the tasks that were copied as failed, and are so no longer.
+
+    A receipt does not say whether its task was durable, so all that were retried meanwhile count.
+    """
+    copied: dict[str, list[tuple[str, str]]] = {}
+    for key in run.lines:
+        match = re.fullmatch(r"(queues/[^/]+)/(?:pending/([^/]+)/tasks?\.jsonl?|failed/([^/]+?)(?:\.\d+)?\.json)", key)
+        if match and (match[3] or f"{match[1]}/{match[2]}" in run.durable):
+            copied.setdefault(f"{match[1]}/{'failed' if match[3] else 'pending'}", []).append(
+                (key, match[2] or match[3])
+            )
+    moved: set[str] = set()
+    for folder, found in copied.items():
+        root, _, kind = folder.rpartition("/")
+        now = {stat.key: stat.version for stat in run.source.list(folder)}
+        for key, entry in found:
+            if Key(key) not in now or (kind == "failed" and now[Key(key)] != run.lines[key].version):
+                moved.add(f"{root}/{entry}")
+    return moved
 
 
 def _stat(run: _Run, key: str) -> Stat:
@@ -738,7 +798,7 @@ def _outdated(run: _Run, root: str, manifest: bytes) -> list[tuple[str, object]]
         name = key.removeprefix(prefix).removesuffix(".usv")
         said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
         line = run.lines[key]
-        digest = urlsafe_b64encode(bytes.fromhex(line.sha256)[:16]).decode().rstrip("=")
+        digest = shortened(bytes.fromhex(line.sha256))
         if said is not None and (line.size != said.size or (line.size and said.sum not in ("", digest))):
             differ.append((key, said))
     return differ

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from limpet.app.fleet import absolute
 from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentBatches
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentObjects
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
 from limpet.events.fold import Executions
@@ -50,9 +50,9 @@ def client_config(url: str) -> dict[str, str]:
     return {name: value for name, value in config.items() if value}
 
 
-def storage_of(store: Store, runtime: Runtime, own: RecentBatches | None = None) -> CatalogStorage:
-    """The objects of the catalog; two storages of one process may share their `own`.   Cost: nothing yet."""
-    return CatalogStorage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), own)
+def storage_of(store: Store, runtime: Runtime, recent: RecentObjects | None = None) -> CatalogStorage:
+    """The objects of the catalog; two storages of one process may share `recent`.   Cost: nothing yet."""
+    return CatalogStorage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), recent)
 
 
 def executions_of(store: Store, runtime: Runtime) -> Executions:

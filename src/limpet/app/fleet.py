@@ -45,7 +45,7 @@ from limpet.records import Count, Name
 from limpet.runtime import Flag, Runtime, in_thread, system
 from limpet.store import DirectoryStore, MemoryStore, MeteredStore, ScopedStore, Store
 from limpet.store.metered import LazyStore
-from limpet.store.probe import Findings, quick, use_etag_style
+from limpet.store.probe import Findings, probe_conditions, use_etag_style
 
 if TYPE_CHECKING:
     from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
@@ -76,7 +76,7 @@ PROVIDERS = ("filesystem", "bucket", SQS)
 EVENTS_SWITCH = "LIMPET_EVENTS"
 PRESENCE_SWITCH = "LIMPET_PRESENCE"
 
-_wires: dict[tuple[int, str, str], Any] = {}
+_sqs_clients: dict[tuple[int, str, str], Any] = {}
 _named_memory: dict[str, MemoryStore] = {}
 
 
@@ -192,11 +192,11 @@ def sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
     region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
     prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
     place = (id(runtime), region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
-    if place not in _wires:
+    if place not in _sqs_clients:
         from limpet.queue.sqs.client import SqsClient
 
-        _wires[place] = SqsClient(runtime, region=region or None, endpoint_url=place[2] or None)
-    return _wires[place], prefix
+        _sqs_clients[place] = SqsClient(runtime, region=region or None, endpoint_url=place[2] or None)
+    return _sqs_clients[place], prefix
 
 
 class NoStore(Store):
@@ -326,7 +326,7 @@ class Connector:
     def _set_up(self, store: Store) -> FleetRecord:
         cell = record_cell(store, self.runtime)
         try:
-            made = cell.create(fresh(quick(store, runtime=self.runtime))).value
+            made = cell.create(fresh(probe_conditions(store, runtime=self.runtime))).value
         except Conflict:  # another process set it up first
             seen = cell.read()
             assert seen is not None
@@ -510,7 +510,7 @@ class Fleet:
         self._record = record
         self.runtime = runtime
         """The clock, chance and threads that the fleet's parts use."""
-        self._sightings = VersionWatch(runtime)
+        self._watch = VersionWatch(runtime)
         self._connector = connector
         self._storage: CatalogStorage | None = None
         self._journal = cache(partial(_journal_of, self.store, record, runtime))  # asked at the first use of a queue
@@ -570,7 +570,7 @@ class Fleet:
 
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
-        return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._sightings, look_first=look_first)
+        return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._watch, look_first=look_first)
 
     def locks(
         self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
@@ -628,8 +628,8 @@ class Fleet:
         if provider == SQS:
             from limpet.queue.sqs import SqsQueue
 
-            wire, prefix = sqs_place(self.url, self.runtime)
-            return SqsQueue(wire, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
+            client, prefix = sqs_place(self.url, self.runtime)
+            return SqsQueue(client, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
         return BucketQueue(
             self.store,
             name,
@@ -638,7 +638,7 @@ class Fleet:
             provider=provider,
             payload_type=payload_type,
             journal=self._journal,
-            watch=self._sightings,
+            watch=self._watch,
         )
 
     def queues(self) -> list[str]:
@@ -678,7 +678,7 @@ class Fleet:
         """
         from limpet.app.indexes import CompileJob
         from limpet.index import Index
-        from limpet.index.codec.types import typed
+        from limpet.index.types import typed
 
         in_memory = self.url.startswith("memory:")  # no other process sees it
         return Index(
@@ -687,7 +687,7 @@ class Fleet:
             self.runtime,
             typed(kind, key),
             self._stamps,
-            self._sightings,
+            self._watch,
             depth=depth,
             job=None if in_memory else CompileJob(absolute(self.url), name),
             events=self.events,

@@ -15,12 +15,12 @@ import msgspec
 from limpet.app.fleet import hint_at_names, open
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index import CompileReport, Index
-from limpet.index.codec.types import with_own
+from limpet.index.types import with_own
 from limpet.keys import IndexKeys
 
 if TYPE_CHECKING:
     from limpet.app.fleet import Fleet
-    from limpet.index.codec.lines import Field
+    from limpet.index.codec import Field
     from limpet.index.files import ChunkOrder, Taken
     from limpet.index.formats import Chunk
     from limpet.index.storage import Manifest
@@ -74,7 +74,7 @@ def demand_index(fleet: Fleet, name: str) -> Index[dict[str, Any]]:
             raise Corrupt(
                 f"the index {name!r} at {fleet.url} has no manifest, and other objects of it are there",
                 hint=f"restore {keys.manifest} from a backup; if no index was ever made there, "
-                "`limpet index create` tells what is in its way",
+                f"`limpet index adopt {name}` makes one of another program's files",
             ) from None
         make = f"make it: limpet index create {name} --field id:string --key id, or limpet index import --create"
         hint = hint_at_names(name, names, "limpet index ls") or make

@@ -188,7 +188,8 @@ def _add_queue(found: _MetricTable, queue: QueueSummary, per_minute: float | Non
     figures: Sequence[tuple[str, str, float | None]] = (
         ("queue_pending", "Tasks that have not ended: waiting, running and resting.", queue.pending),
         ("queue_in_flight", "Tasks that a live worker holds.", queue.in_flight),
-        ("queue_resting", "Tasks that failed and wait for their next attempt.", queue.resting),
+        ("queue_resting", "Tasks that failed and wait for their next attempt, and suspended ones.", queue.resting),
+        ("queue_suspended", "Durable tasks that wait without a worker.", queue.suspended),
         ("queue_scheduled", "Pushes that are not due yet.", queue.scheduled),
         ("queue_completed", "Completed tasks whose receipts are kept.", queue.completed),
         ("queue_failed", "Tasks that failed for good, and were not retried.", queue.failed),

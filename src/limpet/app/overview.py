@@ -40,7 +40,7 @@ from limpet.queue.inspect import (
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime
 from limpet.store import Store
-from limpet.store.api import Always, Blob, Stat, Version, When, WrappedStore
+from limpet.store.api import Blob, Stat, Version, WrappedStore
 from limpet.store.metered import dollars
 
 OverviewPart = Literal["queues", "locks", "indexes", "catalog", "workers"]
@@ -171,39 +171,10 @@ class CappedStore(WrappedStore):
         super().__init__(inner, runtime)
         self.most = OBJECTS_MAX if most is None else most
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        return self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
-
-    def head(self, key: Key) -> Stat:
-        return self.inner.head(key)
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        return self.inner.put(key, data, when=when)
-
-    def delete(self, key: Key) -> None:
-        self.inner.delete(key)
-
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         if self.far or after is not None or not self.most:
-            return self.inner.list(prefix, after=after)
+            return super().list(prefix, after=after)
         return iter(sorted(self.inner.sample(prefix, self.most + 1), key=lambda stat: stat.key.encode()))
-
-    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        return self.inner.sample(prefix, n)
-
-    def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        return self.inner.list_dirs(prefix)
-
-    def change_token(self, prefix: str) -> str | None:
-        return self.inner.change_token(prefix)
 
 
 class ListedStore(CappedStore):

@@ -1,6 +1,6 @@
 """One SQL session over a whole fleet: `limpet sql`.
 
-    queues.<name>            the tasks of a queue: waiting, running, resting, scheduled, completed, failed, cancelled
+    queues.<name>            the tasks of a queue: waiting, running, resting, suspended, scheduled, or ended
     <index>                  the records of an index, what waits for a compiler included
     tables.<namespace>.<t>   the current rows of a table of the catalog; a namespace of levels is "a.b"
     executions               task runs and compactions that were recorded with --events
@@ -62,6 +62,7 @@ TASKS: Columns = {
     "pushed_at": "time",
     "due_at": "time",
     "finished_at": "time",
+    "reason": "text",
 }
 EXECUTIONS: Columns = {
     "id": "text",

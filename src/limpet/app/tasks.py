@@ -23,7 +23,7 @@ from limpet import records
 from limpet.errors import Invalid
 from limpet.events import Event, EventSink
 from limpet.keys import batch_of, count_of, is_batch
-from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, need
+from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, check_follower, need
 from limpet.queue.entry import GATHER_MAX
 from limpet.queue.steps import gather, in_order, known_type
 from limpet.records import Name, Text
@@ -388,6 +388,8 @@ class TaskFunction(Generic[P, R]):
         again pushes nothing. `then` is called with the list of their results when all have ended: see `Pushed.then`.
         Raises: Invalid if any call does not fit, before anything is pushed; else see `Queue.push_many`.
         """
+        if then is not None:
+            check_follower(then)
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
         ids = list(self.queue.push_many(payloads, batch=batch, id=id))
         if then is not None:

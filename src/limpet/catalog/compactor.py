@@ -93,7 +93,7 @@ class Compactor:
         Raises: PublicationRefused (definite: by the head); Invalid for paths that are not batches of this domain;
         Unavailable if another token holds the lock (nothing was attempted, and it may be repeated); OutcomeUnknown.
         Cost: 1 PUT, 1 GET a path that this process did not write, 1 GET if another one swapped the head. Without a
-        `record` before, 1 PUT more; when a snapshot is due, 2 PUTs, and 1 GET of the last one.
+        `record` before, 1 PUT more; when a snapshot is due, 2 PUTs, and 1 GET of the last one unless it is in memory.
         Crash: published or not; at worst an unused snapshot remains, which GC removes.
         """
         self._check(paths)
@@ -125,7 +125,7 @@ class Compactor:
         """Write a snapshot that will be due soon, so that no publication waits for it. One thread at a time.
 
         Raises: OutcomeUnknown; Unavailable; Missing if the head is no longer the newest one.
-        Cost: 0; if it is due soon, 1 PUT, and 1 GET of the last one if this process did not write it.
+        Cost: 0; if it is due soon, 1 PUT, and 1 GET of the last one if this process has neither written nor read it.
         Crash: at worst an unused snapshot remains, which GC removes.
         """
         seen = self._seen
@@ -144,7 +144,8 @@ class Compactor:
 
     def _forgetful(self, seen: Versioned[CatalogHead]) -> LoadedState:
         """The state of a head without expired answers.   Raises: Missing; Corrupt."""
-        return LoadedState(seen, load(self._storage, seen, self._base).state.forgetting(seen.value.at))
+        known = self._base or self._storage.recent.loaded
+        return LoadedState(seen, load(self._storage, seen, known).state.forgetting(seen.value.at))
 
     def _record(self, head: CatalogHead) -> None:
         with self._recording:  # a concurrent caller waits for the same write instead of repeating it
@@ -244,7 +245,7 @@ class Compactor:
         batches: list[LedgerBatch] = []
         for path in paths:
             try:
-                batch = self._storage.own.get(path) or self._storage.batch(path)
+                batch = self._storage.recent.batches.get(path) or self._storage.batch(path)
             except Missing:
                 raise Invalid(f"there is no batch {path}") from None
             except Corrupt as error:

@@ -290,7 +290,7 @@ class _Classifier:
         """Read the remaining batches; classify those that are unreadable or still open."""
         for path in [*self._waiting]:
             try:
-                self._batches[path] = self._storage.own.get(path) or self._storage.batch(path)
+                self._batches[path] = self._storage.recent.batches.get(path) or self._storage.batch(path)
             except Missing:
                 del self._waiting[path]
             except Corrupt:

@@ -431,9 +431,10 @@ def add_batch(storage: CatalogStorage, id_: str, batch: LedgerBatch, writes: Seq
     for outcome in runtime.fan_out(create, puts, at_once=WRITES_WIDER * store.at_once):
         if outcome is not None:
             raise outcome
-    storage.own[key] = batch
-    while len(storage.own) > OWN_MAX:
-        del storage.own[next(iter(storage.own))]
+    batches = storage.recent.batches
+    batches[key] = batch
+    while len(batches) > OWN_MAX:
+        del batches[next(iter(batches))]
     return key
 
 

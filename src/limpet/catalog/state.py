@@ -167,7 +167,7 @@ def _client_keys(ids: Iterable[str]) -> set[str]:
     return {key for id_ in ids if (key := id_.rpartition(".")[0])}
 
 
-def is_live(id_: str, told_at: str, at: str) -> bool:
+def is_remembered(id_: str, told_at: str, at: str) -> bool:
     """Whether an id is still remembered at a time. Times are the store's; times of commits never decrease."""
     return told_at >= _oldest(at, MINTED_LIFETIME if id_.startswith(MINTED) else ID_LIFETIME)
 

@@ -26,9 +26,6 @@ from limpet.store.api import Store, Version
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-RecentBatches = dict[str, LedgerBatch]
-"""The batches that this process wrote last, by path: its compactor need not read them."""
-
 
 class SnapshotCodec(Protocol):
     """Encodes a state as a snapshot, and decodes it."""
@@ -40,17 +37,33 @@ class SnapshotCodec(Protocol):
         """The state.   Raises: Corrupt."""
 
 
+class RecentObjects:
+    """What the leader and the compactor of one process need not read again: the batches that it wrote last, by path,
+    and the newest state that it has read."""
+
+    __slots__ = ("batches", "loaded")
+
+    def __init__(self) -> None:
+        self.batches: dict[str, LedgerBatch] = {}
+        self.loaded: LoadedState | None = None
+
+
 class CatalogStorage:
-    """Reads the objects of a domain; decides nothing. Two storages of one process may share `own`."""
+    """Reads the objects of a domain; decides nothing. Two storages of one process may share `recent`."""
 
     def __init__(
-        self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec, own: RecentBatches | None = None
+        self,
+        store: Store,
+        keys: CatalogKeys,
+        runtime: Runtime,
+        codec: SnapshotCodec,
+        recent: RecentObjects | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
         self.codec = codec
-        self.own = own if own is not None else {}
+        self.recent = recent or RecentObjects()
         self.view = CatalogView(self)
         """The newest state that this process has read; shared by its catalog and its leader."""
 
@@ -151,7 +164,7 @@ class CatalogView:
         loaded = load(self._storage, seen, self._loaded)
         with self._mutex:
             if self._loaded is None or loaded.head.version >= self._loaded.head.version:
-                self._loaded = loaded
+                self._loaded = self._storage.recent.loaded = loaded
         return loaded
 
     def _look(self, known: Version | None) -> Versioned[CatalogHead] | None:

@@ -70,6 +70,9 @@ class Codec(Generic[T]):
     kind: type[msgspec.Struct]
     to_struct: Callable[[T], msgspec.Struct]
     from_bytes: Callable[[bytes, str], T]
+    schema_of: Callable[[T], int] = lambda value: SCHEMA
+    """The schema that is written with a value: a version of Limpet that knows only lower ones leaves the cell alone."""
+    schema_max: int = SCHEMA
 
     def __post_init__(self) -> None:
         shared = {*self.kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
@@ -328,6 +331,7 @@ class Cell(Generic[T]):
 
     def _encode(self, header: Header, value: T) -> bytes:
         fields = self._codec.fields(value)
+        header = msgspec.structs.replace(header, schema=self._codec.schema_of(value))
         data = records.encode(header)[:-1] + (b"," + fields if fields else b"") + b"}"
         if len(data) > records.RECORD_BYTES_MAX:
             raise Invalid(
@@ -338,8 +342,10 @@ class Cell(Generic[T]):
 
     def _header(self, blob: Blob) -> Header:
         header = records.decode(blob.data, Header, what=self._key)
-        if header.schema > SCHEMA:
-            raise Unsupported(f"{self._key} has schema {header.schema}; this limpet reads up to {SCHEMA}")
+        if header.schema > self._codec.schema_max:
+            raise Unsupported(
+                f"{self._key} has schema {header.schema}; this limpet reads up to {self._codec.schema_max}"
+            )
         if header.seq < 1 or header.schema < 1:
             raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
         return header

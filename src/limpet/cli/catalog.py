@@ -251,17 +251,8 @@ def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
         found = fleet.catalog().verify()
     chain = found.chain
     if json:
-        print_json(
-            {
-                "ok": found.broken is None,
-                "commits": chain.commits,
-                "oldest": chain.oldest,
-                "broken": chain.broken,
-                "files": found.files,
-                "undigested": found.undigested,
-                "faults": found.faults,
-            }
-        )
+        facts = {"ok": found.broken is None, "commits": chain.commits, "oldest": chain.oldest, "broken": chain.broken}
+        print_json({**facts, "files": found.files, "undigested": found.undigested, "faults": found.faults})
     elif found.broken is None:
         span = f", back to version {chain.oldest}" if chain.commits else ""
         unsaid = f", {found.undigested} of them without a digest" if found.undigested else ""
@@ -324,7 +315,10 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
 
 def import_(
     source: Annotated[
-        str, typer.Option("--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://...")
+        str,
+        typer.Option(
+            "--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://, glue://REGION."
+        ),
     ],
     name: Annotated[
         str, typer.Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
@@ -339,10 +333,10 @@ def import_(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Register every table and namespace of another catalog, REST or SQL, in this one.
+    """Register every namespace, table and view of another catalog, REST, SQL or Glue, in this one.
 
     No data is copied: the files of a table must be in this warehouse already. The other catalog is not changed; stop
-    its writers first. Run it again after an interruption: tables that are here are passed over. Views are left out.
+    its writers first. Run it again after an interruption: what is here is passed over.
 
     Example: from a REST catalog whose token is in PYICEBERG_CATALOG__OLD__TOKEN; from a SQL catalog
     $ limpet catalog import --from https://old.example/catalog --name old -u s3://acme/prod
@@ -360,14 +354,16 @@ def import_(
         counts[each.outcome] += 1
         shown = ".".join((*each.namespace, each.name))
         if json:
-            found.append({"table": shown, "outcome": each.outcome, "location": each.location, "reason": each.reason})
+            facts = {"kind": each.kind, "outcome": each.outcome, "location": each.location, "reason": each.reason}
+            found.append({"table": shown, **facts})
         elif each.outcome != "present":
-            say(f"{each.outcome:<9} {shown}{f': {each.reason}' if each.reason else ''}")
+            kind = "view " if each.kind == "view" else ""
+            say(f"{each.outcome:<9} {kind}{shown}{f': {each.reason}' if each.reason else ''}")
     if json:
         print_json({**counts, "tables": found})
     else:
         would = "would be imported" if dry_run else "imported"
-        say(f"{many(counts['imported'], 'table')} {would}, {counts['present']} were here, "
+        say(f"{counts['imported']} {would}, {counts['present']} were here, "
             f"{counts['differs']} differ, {counts['failed']} failed")  # fmt: skip
     if counts["differs"] or counts["failed"]:
         raise typer.Exit(EXIT_FAILED)
@@ -404,16 +400,8 @@ def gc(
         done = collect(storage, _executions(fleet), keep=kept, keep_versions=keep_versions, grace_s=grace_s)
     ledger = done.ledger
     if json:
-        print_json(
-            {
-                "floor": done.floor,
-                "history": done.history,
-                "applied": ledger.applied,
-                "dead": ledger.dead,
-                "events": done.events,
-                "faults": done.faults,
-            }
-        )
+        facts = {"floor": done.floor, "history": done.history, "applied": ledger.applied, "dead": ledger.dead}
+        print_json({**facts, "events": done.events, "faults": done.faults})
     else:
         say(
             f"deleted {many(done.history, 'commit record and snapshot', 'commit records and snapshots')}, "
@@ -545,12 +533,9 @@ def expire(
     done = _maintenance(table, separator, url, service, wait).expire(
         max_age=age, min_snapshots=min_snapshots, dry_run=dry_run
     )
-    if json:
-        print_json(done)
-        return
     verb = "would expire" if dry_run else "expired"
     refs = f", and the branches or tags {', '.join(done.refs)}" if done.refs else ""
-    cli.show(clean(f"{many(len(done.snapshots), 'snapshot')} of {table} {verb}{refs}; {done.kept:,} kept"))
+    answer(done, f"{many(len(done.snapshots), 'snapshot')} of {table} {verb}{refs}; {done.kept:,} kept", json=json)
 
 
 def compact(
@@ -578,11 +563,8 @@ def compact(
         done = _maintenance(table, separator, url, service, wait).compact(
             target_bytes=target_mib << 20, min_files=min_files, dry_run=dry_run
         )
-    if json:
-        print_json(done)
-        return
-    verb = "would become" if dry_run else "became"
-    say(f"{many(done.files, 'file')} of {table} ({size_text(done.bytes)}) {verb} {many(done.new_files, 'file')}")
+    verb, old, new = "would become" if dry_run else "became", many(done.files, "file"), many(done.new_files, "file")
+    answer(done, f"{old} of {table} ({size_text(done.bytes)}) {verb} {new}", json=json)
 
 
 def orphans(

@@ -11,15 +11,15 @@ import limpet
 from limpet import records
 from limpet.cli import clean, group, lines, many, print_json, printable_json, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
+from limpet.errors import Unavailable
 from limpet.events import OUTCOMES
 
 if TYPE_CHECKING:
     from limpet.events import Event
-    from limpet.events.fold import EventFilter, Recent
+    from limpet.events.fold import EventFilter
 
 
 EVERY_S = 5.0
-TAIL_MAX = 10_000
 TASK_RUN = "task run"
 
 OutcomeFilter = Annotated[
@@ -50,7 +50,11 @@ def ls(
     $ limpet events ls --since 1h -n 100000 --json -u s3://acme/prod
     Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
-    found = _recent(url, n, _filter(queue, outcome, task, since))
+    from limpet.events.fold import recent
+
+    wanted = _filter(queue, outcome, task, since)
+    fleet = limpet.open(url, read_only=True).check()
+    found = recent(fleet.store, fleet.runtime, n, wanted)
     if json:
         print_json([_facts(event) for event in found.events])
     elif not found.events:
@@ -70,24 +74,32 @@ def tail(
 ) -> None:
     """Print runs as they are recorded, the oldest first, until Ctrl-C; with --json, one object a line.
 
-    It polls every 5 s, which takes a LIST and a few GETs each time.
+    It polls every 5 s: a LIST and a GET, and a GET for each batch of events that is new. Runs that ended more than an
+    hour before it began are not printed.
 
     Example:
     $ limpet events tail --outcome failed -u s3://acme/prod
     Exit codes: 130 stopped by Ctrl-C; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
-    from limpet.runtime import system
+    from limpet.events.fold import EventTail
 
-    wanted, runtime = _filter(queue, outcome, task), system()
-    seen = {event.id for event in _recent(url, TAIL_MAX, wanted).events}
+    wanted = _filter(queue, outcome, task)
+    fleet = limpet.open(url, read_only=True).check()
+    followed = EventTail(fleet.store, fleet.runtime, wanted)
+    followed.look()
     say(f"runs from now on, looked for every {EVERY_S:.0f} s; Ctrl-C ends it", err=True)
     while True:
-        runtime.sleep(EVERY_S)
-        for event in reversed(_recent(url, TAIL_MAX, wanted).events):
-            if event.id not in seen:
-                seen.add(event.id)
-                facts = records.encode(_facts(event)).decode()
-                say(printable_json(facts) if json else "  ".join(_cells(event)))
+        fleet.runtime.sleep(EVERY_S)
+        try:
+            found = followed.look()
+        except Unavailable as error:
+            say(f"{error}; it goes on", err=True)
+            continue
+        for event in reversed(found.events):
+            facts = records.encode(_facts(event)).decode()
+            say(printable_json(facts) if json else "  ".join(_cells(event)))
+        for line in found.unreadable:
+            say(f"unreadable: {line}", err=True)
 
 
 def _filter(
@@ -98,13 +110,6 @@ def _filter(
 
     since = None if since_s is None else system().wall() - timedelta(seconds=since_s)
     return EventFilter(queues or (), outcomes or (), task, since)
-
-
-def _recent(url: str | None, n: int, wanted: EventFilter) -> Recent:
-    from limpet.events.fold import recent
-
-    fleet = limpet.open(url, read_only=True).check()
-    return recent(fleet.store, fleet.runtime, n, wanted)
 
 
 def _facts(event: Event) -> dict[str, Any]:

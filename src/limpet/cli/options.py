@@ -18,7 +18,7 @@ from limpet.cli import COMPLETE, EXIT_FAILED
 from limpet.errors import Invalid, Missing
 
 if TYPE_CHECKING:
-    from limpet.worker.signals import SignalPipe
+    from limpet.worker.protocol import SignalPipe
 
 STDIN = "-"
 ENV_URL = "LIMPET_URL"

@@ -79,7 +79,7 @@ class DemoScreen:
         self._announced = 0
         self._step = 0
 
-    def elapsed_s(self) -> float:
+    def since_start_s(self) -> float:
         """Seconds since the demo began."""
         return system().elapsed_s() - self._began_s
 
@@ -95,7 +95,7 @@ class DemoScreen:
 
     def note(self, text: str) -> None:
         """Print a line with the time."""
-        self.say(f"[dim]{self.elapsed_s():6.1f} s[/dim]   {text}")
+        self.say(f"[dim]{self.since_start_s():6.1f} s[/dim]   {text}")
 
     def fact(self, name: str, text: str, holds: bool | None = None) -> bool:
         """Print a line of the report; with `holds`, a check and whether it passed."""
@@ -121,8 +121,8 @@ class DemoScreen:
     def show(self) -> None:
         """Show the progress, if it is time: ten times a second, or without a terminal at each fifth of the tasks."""
         if self._live is not None:
-            if self.elapsed_s() - self._shown_s >= REFRESH_S:
-                self._shown_s = self.elapsed_s()
+            if self.since_start_s() - self._shown_s >= REFRESH_S:
+                self._shown_s = self.since_start_s()
                 self._live.update(self._picture(), refresh=True)
             return
         state, fifth = self._state, self._state.total // 5
@@ -148,7 +148,7 @@ class DemoScreen:
             f"{max(0, state.total - state.ended):,} pending",
             f"[green]{len(state.done):,} done[/green]",
             f"[red]{len(state.failed):,} failed[/red]",
-            f"[dim]{self.elapsed_s():.0f} s[/dim]",
+            f"[dim]{self.since_start_s():.0f} s[/dim]",
         )
         workers = Table.grid(padding=(0, 2))
         for each in state.processes.values():

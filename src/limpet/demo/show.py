@@ -99,7 +99,7 @@ def _print_end(run: DemoRun, *, stays: bool, passed: bool) -> None:
     if not passed:
         screen.say("[bold red]A check failed: please report this output.[/bold red]")
     else:
-        screen.say(f"[bold green]Every check passed[/bold green], in {screen.elapsed_s():.0f} s.")
+        screen.say(f"[bold green]Every check passed[/bold green], in {screen.since_start_s():.0f} s.")
     if not stays:
         screen.say("[dim]The temporary folder is removed. `limpet demo --keep` keeps it.[/dim]")
         return
@@ -198,11 +198,11 @@ class DemoRun:
         """Kill a worker in a batch, stop another in a batch, kill one that compiles; then let the stopped one go on."""
         killed = yield from self._until(self._begins_slow_task)
         self.screen.step(f"Worker {_pid(killed)} is killed with kill -9, in the middle of a batch.")
-        self._struck_at_s[killed.id] = self.screen.elapsed_s()
+        self._struck_at_s[killed.id] = self.screen.since_start_s()
         self._kill(killed, f"while it held batch {self._batch(killed.id)}")
         stopped = yield from self._until(lambda event: self._begins_slow_task(event) and _pid(event) != _pid(killed))
         self.screen.step(f"Worker {_pid(stopped)} is stopped in the middle of a batch, as when a laptop is closed.")
-        self._struck_at_s[stopped.id] = self.screen.elapsed_s()
+        self._struck_at_s[stopped.id] = self.screen.since_start_s()
         self._stop(stopped)
         self.screen.note("Their leases run out 3 s after they were last renewed. Then other workers take over.")
         if not self._folding:
@@ -222,9 +222,9 @@ class DemoRun:
     def _kill_one_that_folds(self) -> Script:
         while True:
             fold = yield from self._until(lambda event: event.queue == FOLDS and event.kind == "started")
-            until_s = self.screen.elapsed_s() + MOMENT_S
+            until_s = self.screen.since_start_s() + MOMENT_S
             event = yield from self._until(
-                lambda event: event.id == fold.id or self.screen.elapsed_s() >= until_s  # noqa: B023, used at once
+                lambda event: event.id == fold.id or self.screen.since_start_s() >= until_s  # noqa: B023, used at once
             )
             if event.id != fold.id:
                 break
@@ -249,9 +249,9 @@ class DemoRun:
                 suspended = event
                 self.screen.note(f"the durable task is [bold]suspended[/bold]: {clean(event.note)}")
         self._kill(slow, f"while it held {BATCH} of them")
-        struck_at_s = self.screen.elapsed_s()
+        struck_at_s = self.screen.since_start_s()
         taken = yield from self._until(lambda event: event.kind == "progress" and event.id == slow.id)
-        self._fan_taken_s = self.screen.elapsed_s() - struck_at_s
+        self._fan_taken_s = self.screen.since_start_s() - struck_at_s
         who = f"worker {_pid(taken)} [green]took over[/green]"
         self.screen.note(f"{who} with {clean(taken.note)}, after {self._fan_taken_s:.1f} s")
         done = yield from self._until(lambda event: event.kind == "done" and event.queue == REPORTS)
@@ -267,7 +267,7 @@ class DemoRun:
 
     def _hear(self, message: Message) -> None:
         """Called by the pool with every message of a worker.   Raises: Unavailable when it all takes too long."""
-        if self.screen.elapsed_s() > DEADLINE_S:
+        if self.screen.since_start_s() > DEADLINE_S:
             raise Unavailable(
                 f"the demo was not done after {DEADLINE_S:.0f} s",
                 hint="run it again; if it happens again, please report it with this line",
@@ -297,7 +297,7 @@ class DemoRun:
                 folds = event.queue == FOLDS
                 process.state = "compiles the index" if folds else f"works on batch {self._batch(event.id)}"
             case "progress" if event.id in self._struck_at_s:
-                batch, after_s = self._batch(event.id), self.screen.elapsed_s() - self._struck_at_s[event.id]
+                batch, after_s = self._batch(event.id), self.screen.since_start_s() - self._struck_at_s[event.id]
                 self._takeovers[batch] = after_s
                 who = f"worker {process.pid} [green]took over[/green]"
                 self.screen.note(f"{who} batch {batch} with {event.note}, after {after_s:.1f} s")

@@ -22,7 +22,7 @@ from limpet import records
 from limpet.cell import Cell
 from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink, compaction
-from limpet.index.codec.lines import lines_of
+from limpet.index.codec import lines_of
 from limpet.index.decide import (
     Step,
     Waiting,

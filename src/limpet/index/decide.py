@@ -25,7 +25,7 @@ from math import sqrt
 from struct import Struct
 
 from limpet.errors import Corrupt
-from limpet.index.codec.lines import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
+from limpet.index.codec import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
 
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1
@@ -65,10 +65,10 @@ def fractions(place: bytes, depth: int) -> float:
 
 def key_of(line: bytes, shape: Shape) -> bytes:
     """The key of a line, as UTF-8.   Raises: Corrupt for a line with too few fields."""
-    fields = line.split(SEPARATOR, shape.key_at + 1)
-    if len(fields) <= shape.key_at:
+    fields = line.split(SEPARATOR, shape.key_column + 1)
+    if len(fields) <= shape.key_column:
         raise _too_few(line)
-    return unescape(fields[shape.key_at])
+    return unescape(fields[shape.key_column])
 
 
 def _too_few(line: bytes) -> Corrupt:
@@ -78,10 +78,10 @@ def _too_few(line: bytes) -> Corrupt:
 def keys_of(lines: Sequence[bytes], shape: Shape) -> list[bytes]:
     """The key of each line.   Raises: Corrupt for a line with too few fields."""
     try:
-        if shape.key_at == 0:
+        if shape.key_column == 0:
             fields = [line.partition(SEPARATOR)[0] for line in lines]
         else:
-            fields = [line.split(SEPARATOR, shape.key_at + 1)[shape.key_at] for line in lines]
+            fields = [line.split(SEPARATOR, shape.key_column + 1)[shape.key_column] for line in lines]
     except IndexError:
         raise Corrupt("a line has too few fields") from None
     if b"\\" not in b"".join(fields):
@@ -101,7 +101,7 @@ def rank(line: bytes, shape: Shape) -> tuple[bytes, bytes, bytes]:
     """
     fields = line.split(SEPARATOR)
     try:
-        stamp, gone = fields[shape.stamp_at], fields[shape.gone_at]
+        stamp, gone = fields[shape.stamp_column], fields[shape.deleted_column]
     except IndexError:
         raise _too_few(line) from None
     end = len(line)
@@ -214,7 +214,7 @@ def _near(lines: Sequence[bytes], wanted: Iterable[bytes], shape: Shape) -> Iter
     """
     [first], [last] = (_number(digest(key_of(line, shape))) for line in (lines[0], lines[-1]))
     density = (len(lines) - 1) / max(last - first, 1)
-    key_at, parts = shape.key_at, shape.key_at + 1
+    key_column, parts = shape.key_column, shape.key_column + 1
     low, known = 0, first * density
     for place in wanted:
         high, looks, is_there = len(lines), 0, False
@@ -227,7 +227,7 @@ def _near(lines: Sequence[bytes], wanted: Iterable[bytes], shape: Shape) -> Iter
                 looks += 1
                 at = low if at < low else high - 1 if at >= high else at
             try:
-                key = lines[at].split(SEPARATOR, parts)[key_at]
+                key = lines[at].split(SEPARATOR, parts)[key_column]
             except IndexError:
                 raise _too_few(lines[at]) from None
             other = sha256(unescape(key) if BACKSLASH in key else key).digest()

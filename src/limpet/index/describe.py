@@ -22,7 +22,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
-from limpet.index.codec.lines import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
+from limpet.index.codec import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
 from limpet.index.decide import shard_ids
 from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest, manifest_cell
 from limpet.keys import IndexKeys, Key

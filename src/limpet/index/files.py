@@ -28,7 +28,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Denied, Invalid
-from limpet.index.codec.lines import DELETED, UPDATED_AT, Schema, all_in_utc, stamp_text, stamp_texts, stamp_time
+from limpet.index.codec import DELETED, UPDATED_AT, Schema, all_in_utc, stamp_text, stamp_texts, stamp_time
 from limpet.index.decide import rank
 from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, DecodeMany, Mark
 from limpet.index.index import Index

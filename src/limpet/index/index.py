@@ -12,8 +12,7 @@ import msgspec
 from limpet.cell import Cell
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.events import EventSink
-from limpet.index.codec.lines import Fields, Schema, Typed
-from limpet.index.codec.types import extended, nullable, with_own
+from limpet.index.codec import Fields, Schema, Typed
 from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, compile_there, emit_run
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
@@ -24,6 +23,7 @@ from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
 from limpet.index.sql import Parameters, Rows, sql
 from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, manifest_cell
+from limpet.index.types import extended, nullable, with_own
 from limpet.index.writer import RecordWriter, Stamps
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
@@ -285,7 +285,7 @@ class Index(Generic[R]):
         if line is None:
             return None
         schema = opened.manifest.schema
-        record = None if schema.is_gone(line) else self._typed.record(schema.values(line))
+        record = None if schema.is_tombstone(line) else self._typed.record(schema.values(line))
         self._stamps.remember(self._storage.keys.root, {key: schema.stamp_of(line)})
         return record
 

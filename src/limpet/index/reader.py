@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
-from limpet.index.codec.lines import END, Schema, lines_of
+from limpet.index.codec import END, Schema, lines_of
 from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
 from limpet.index.storage import (
     NONE_WAIT,
@@ -296,7 +296,7 @@ class Reader:
             if waiting.get(shard):
                 what = self._storage.keys.shard(shard)
                 lines = lines_of(merge(lines, waiting[shard], shape, what=what).data, what=what)
-            yield [line for line in lines if not self._schema.is_gone(line)]
+            yield [line for line in lines if not self._schema.is_tombstone(line)]
 
     def checked_lines(self, shard: str, data: bytes) -> list[bytes]:
         """The lines of a shard, checked, and at least as many as recorded.   Raises: Corrupt."""

@@ -33,7 +33,7 @@ from typing import IO, Any, NamedTuple, Protocol, overload
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
-from limpet.index.codec.lines import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
+from limpet.index.codec import DELETED, END, ESCAPES, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
 from limpet.index.decide import newest, shard_ids
 from limpet.index.reader import OnDamage, Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell
@@ -409,6 +409,7 @@ def _in_other_case(store: Store, runtime: Runtime, name: str, names: Sequence[st
     near = [each for each in names if each.lower() == name.lower()]
     table = table_of(store, runtime, name, near[0]) if len(near) == 1 else None
     if table is None:
+        names = [each for each in names if each not in near]  # what lies there has no manifest
         hint = (
             f"there is {', '.join(names[:10])}{' ...' if len(names) > 10 else ''}" if names else "there is no index yet"
         )

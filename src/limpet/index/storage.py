@@ -23,7 +23,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
-from limpet.index.codec.lines import Fields, Schema
+from limpet.index.codec import Fields, Schema
 from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
 from limpet.keys import IndexKeys, Key, is_key
 from limpet.records import INTEGER_MAX, Name, Positive
@@ -98,7 +98,12 @@ class Fold:
 
 def sum_of(data: bytes) -> str:
     """The digest of a shard's bytes: 128 bits of their SHA-256 in base 64, "-" for an empty shard."""
-    return urlsafe_b64encode(sha256(data).digest()[:SUM_BYTES]).decode().rstrip("=") if data else EMPTY_SUM
+    return shortened(sha256(data).digest()) if data else EMPTY_SUM
+
+
+def shortened(digest: bytes) -> str:
+    """A SHA-256 digest as the manifest records it."""
+    return urlsafe_b64encode(digest[:SUM_BYTES]).decode().rstrip("=")
 
 
 def fresh(schema: Schema, depth: int) -> Manifest:

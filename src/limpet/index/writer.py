@@ -12,7 +12,7 @@ from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     END,
     UPDATED_AT,
     Schema,
@@ -197,7 +197,7 @@ ALONE = "the record"
 """What error messages call a single record; those of a batch are numbered."""
 
 
-class Bulk(Generic[R]):
+class RecordEncoder(Generic[R]):
     """Encodes records as lines, one or many, for the index whose keys begin with `scope`."""
 
     def __init__(self, schema: Schema, typed: Typed[R], stamps: Stamps, scope: str) -> None:
@@ -280,11 +280,11 @@ class RecordWriter(Generic[R]):
         self._schema = manifest.schema
         self._stamps = stamps
         self._scope = storage.keys.root
-        self._bulk = Bulk(self._schema, typed, stamps, self._scope)
+        self._encoder = RecordEncoder(self._schema, typed, stamps, self._scope)
 
     def put(self, record: R | Mapping[str, Any]) -> None:
         """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not."""
-        key, stamp, line, is_own = self._bulk.one(record, Times(self._stamps), ALONE)
+        key, stamp, line, is_own = self._encoder.one(record, Times(self._stamps), ALONE)
         self._single(key, stamp, line)
         if is_own:
             self._stamps.remember(self._scope, {key: stamp})
@@ -307,7 +307,7 @@ class RecordWriter(Generic[R]):
         own: dict[str, str | None] = {}
         first = 1
         for some in chunks(records):
-            batch = self._bulk.in_columns(some, times) or self._bulk.one_by_one(some, first, times)
+            batch = self._encoder.in_columns(some, times) or self._encoder.one_by_one(some, first, times)
             self._gather(shards, batch.keys, batch.lines)
             if batch.own or own:
                 own.update(zip(batch.keys, batch.own or repeat(None), strict=False))

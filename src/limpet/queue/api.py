@@ -83,6 +83,12 @@ class Follower(Protocol):
         """Push a task that runs when these have ended."""
 
 
+def check_follower(task: object) -> None:
+    """Raises: Invalid for what cannot run after other tasks, such as a plain function."""
+    if not hasattr(task, "push_after"):
+        raise Invalid(f"{getattr(task, '__name__', task)!r} is not a task", hint="decorate it with @fleet.task")
+
+
 class TaskHandle(str):
     """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
 
@@ -106,6 +112,7 @@ class TaskHandle(str):
 
     def then(self, task: Follower) -> Pushed:
         """Push a task that runs when this one has ended, with its `Result`.   See `Pushed.then`."""
+        check_follower(task)
         return task.push_after([self])
 
 
@@ -344,7 +351,8 @@ class Queue(Protocol):
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> Sequence[TaskHandle]:
         """Add many tasks, packed `batch` to an entry; returns their ids, in order.
 
-        With an `id`, the same call made again adds nothing, and returns the same ids: the same payloads, and `batch`.
+        With an `id`, the same call made again adds nothing, and returns the same ids, until `retention_s` after it.
+        Raises: Conflict if the id was used for another number of tasks, or other batches.
         """
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:

@@ -212,7 +212,10 @@ class EntryClaim:
         at_s = self._runtime.elapsed_s()
         self._waiting = start_order(record, len(content.ids))[::-1]
         self._suspects = frozenset(record.suspects)
-        self._progress = Progress(due_s={n: at_s + wait_s for n, wait_s in record.waits.items()})
+        self._progress = Progress(
+            due_s={n: at_s + wait_s for n, wait_s in record.waits.items()},
+            suspended={n: (each, at_s) for n, each in record.suspended.items() if n in record.waits},
+        )
         self._open = {*open_tasks(record, len(content.ids))}
         self._by_swap = must_charge(lease.record, policy)
         self._mutex = self._runtime.mutex()
@@ -421,8 +424,9 @@ class EntryClaim:
             self._check_undecided(n)
             self._progress.attempts[n] = max(0, self._attempts(n) - 1)
             self._running.pop(n, None)
-            self._progress.due_s[n] = self._runtime.elapsed_s() + min(max(0.0, wait_s), DELAY_MAX_S)
-            self._progress.suspended[n] = suspension
+            at_s = self._runtime.elapsed_s()
+            self._progress.due_s[n] = at_s + min(max(0.0, wait_s), DELAY_MAX_S)
+            self._progress.suspended[n] = suspension, at_s
             all_wait = self._open == self._progress.due_s.keys()
         if all_wait:
             self._conclude()

@@ -88,15 +88,23 @@ class Closer:
             self._runtime.spawn(self._run, name=f"limpet-closer-{self._keys.root}")
 
     def _run(self) -> None:
+        """Delete until there was nothing to delete for a while. After an unexpected error, the next entry that ends
+        starts a new thread, which also deletes what was left.
+        """
         idle = 0
-        while idle < IDLE_MAX:
-            self._runtime.sleep(PAUSE_S)
-            busy = self._delete_tasks()
-            busy = self._delete_leases() or busy
+        try:
+            while idle < IDLE_MAX:
+                self._runtime.sleep(PAUSE_S)
+                busy = self._delete_tasks()
+                busy = self._delete_leases() or busy
+                with self._mutex:
+                    idle = 0 if busy or self._tasks or self._leases else idle + 1
+                    if idle == IDLE_MAX:
+                        self._owner = None
+        except BaseException:
             with self._mutex:
-                idle = 0 if busy or self._tasks or self._leases else idle + 1
-                if idle == IDLE_MAX:
-                    self._owner = None
+                self._owner = None
+            raise
 
     def _delete_tasks(self) -> bool:
         """Delete a group of tasks; whether there were any."""

@@ -6,7 +6,8 @@ An entry's tasks share one lease record. Every rule here answers an interleaving
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -26,9 +27,11 @@ from limpet.queue.entry import (
     Content,
     Ended,
     EntryLease,
+    PushShape,
     Receipt,
     Suspension,
 )
+from limpet.store.api import Version
 
 T = TypeVar("T")
 
@@ -65,8 +68,9 @@ class Progress:
     parts: list[str] = field(default_factory=list)
     error: str | None = None
     errors: dict[int, AttemptRecord] = field(default_factory=dict)
-    suspended: dict[int, Suspension] = field(default_factory=dict)
-    """Tasks that have suspended themselves: they are in `due_s` too, and `attempts` has the attempt given back."""
+    suspended: dict[int, tuple[Suspension, float]] = field(default_factory=dict)
+    """Tasks that have suspended themselves, and from when on the times of the suspension count. They are in `due_s`
+    too, and `attempts` has the attempt given back."""
     durable: list[int] = field(default_factory=list)
     """Tasks that have recorded steps."""
 
@@ -80,6 +84,36 @@ def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now
         return Ready(take=at <= now, finish=False, at=at)
     step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """An entry that this process has seen resting: with which lease, and until when.
+
+    `due_s` is on this process's clock, which stands still while the machine sleeps; `at` is the same time of the
+    store's clock, where there is one. A ring of the queue's bell may end the rest earlier, from `ring_s` on.
+    """
+
+    version: Version
+    due_s: float
+    at: datetime | None = None
+    ring_s: float = math.inf
+
+
+def is_left_out(rest: Resting, *, version: Version, at_s: float, now: datetime, ring: bool) -> bool:
+    """Whether an entry, which a listing shows with that version of its lease, need not be considered now.
+
+    `ring`: something has happened in the queue a moment ago.
+    """
+    if rest.version != version:
+        return False
+    over = at_s >= rest.due_s or (rest.at is not None and now >= rest.at)
+    return not over and not (ring and at_s >= rest.ring_s)
+
+
+def other_shape(first: PushShape, shape: PushShape) -> bool:
+    """Whether a push of many tasks puts them into other entries than the first push with the same id did."""
+    return (first.tasks, first.sha256) != (shape.tasks, shape.sha256)
 
 
 def first_done(record: EntryLease) -> list[int]:
@@ -110,6 +144,18 @@ def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict
     return {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s > since_s}
 
 
+def aged(suspended: Mapping[int, Suspension], by_s: float) -> dict[int, Suspension]:
+    """The suspensions, with times that count from `by_s` seconds later on: those of a record that is written anew."""
+    return {
+        n: msgspec.structs.replace(
+            each,
+            waited_s=_clamped(each.waited_s + by_s),
+            due_s=None if each.due_s is None else _clamped(each.due_s - by_s),
+        )
+        for n, each in suspended.items()
+    }
+
+
 def claimed(
     record: EntryLease | None,
     *,
@@ -119,8 +165,11 @@ def claimed(
     policy: Policy,
     wall: datetime,
     waits: dict[int, float] | None = None,
+    since_s: float = 0.0,
 ) -> EntryLease:
     """The record after a contender takes the entry: one token more. `waits` are those that are left.
+
+    `since_s`: how old the record is that it takes.
 
     A claim alone charges no attempt: only a task that was started is charged (H3), see `must_charge`. The tasks that
     ran when the holder before it died are suspects: one of them may have killed it.
@@ -144,6 +193,7 @@ def claimed(
             suspects=_union(record.suspects, _died(record)),
             waits=waits or {},
             wait_s=0.0,
+            suspended=aged(record.suspended, since_s),
             contested=record.contested or record.state is State.HELD,
             settled=len(first_done(record)),
             errors=_after_death(record, wall),
@@ -250,13 +300,14 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
     done = _union(record.done, progress.done)
     started = {n: attempts for n, attempts in progress.attempts.items() if n not in progress.done}
     waits = {**record.waits, **{n: _clamped(due_s - at_s) for n, due_s in progress.due_s.items()}}
+    suspended = {n: aged({n: each}, at_s - from_s)[n] for n, (each, from_s) in progress.suspended.items()}
     after = msgspec.structs.replace(
         record,
         attempts={**record.attempts, **started},
         done=done,
         failed=_union(record.failed, progress.failed),
         waits=waits,
-        suspended=_still({**record.suspended, **progress.suspended}, waits),
+        suspended=_still({**record.suspended, **suspended}, waits),
         durable=_union(record.durable, progress.durable),
         results={**record.results, **progress.results},
         parts=_union(record.parts, progress.parts),

@@ -16,7 +16,7 @@ import msgspec
 from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.keys import QueueKeys, derived, queue_place
 from limpet.lease import State
-from limpet.queue.decide import open_tasks
+from limpet.queue.decide import aged, open_tasks
 from limpet.queue.entry import (
     AWAITS_MAX,
     REASON_CHARS_MAX,
@@ -78,7 +78,8 @@ def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
     """What is said of a step that was recorded under another name."""
     return (
         f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
-        f"{shown(kind, name)}: the code has changed since the task began"
+        f"{shown(kind, name)}: the code has changed since the task began "
+        "(limpet.version keeps such a task on the old side)"
     )
 
 
@@ -155,13 +156,14 @@ def waiting(
     `before`: that of the same task's last claim; a task that waits at the same step is looked at less and less often.
     `left`: in how many seconds its own time is up.
     """
-    since = before.since if before is not None and before.step == step else wall
-    wait_s = look_again_s((wall - since).total_seconds())
+    since, waited_s = (wall, 0.0) if before is None or before.step != step else (before.since, before.waited_s)
+    wait_s = look_again_s(waited_s)
     rest_s = wait_s if left is None else max(0.0, min(wait_s, left))
     return rest_s, Suspension(
         reason=reason[:REASON_CHARS_MAX],
         step=step,
         since=since,
+        waited_s=waited_s,
         due_s=None if left is None else max(0.0, left),
         awaits=[*awaits[:AWAITS_MAX]],
         signal=signal,
@@ -202,13 +204,17 @@ def _is_entry(key: str) -> bool:
     return place is not None and place.kind in ("single", "batch")
 
 
-def woken(record: EntryLease, n: int, signal: str) -> EntryLease | None:
-    """The record of an entry whose task `n` waits for that signal, and may go on; None if it does not wait for it."""
+def woken(record: EntryLease, n: int, signal: str, since_s: float) -> EntryLease | None:
+    """The record of an entry whose task `n` waits for that signal, and may go on; None if it does not wait for it.
+
+    `since_s`: how old the record is. The waits of the entry's other tasks go on.
+    """
     each = record.suspended.get(n)
     if record.state is not State.FREE or each is None or each.signal != signal:
         return None
-    after = {**record.suspended, n: msgspec.structs.replace(each, signal=None, awaits=[])}
-    return msgspec.structs.replace(record, waits={**record.waits, n: 0.0}, wait_s=0.0, suspended=after)
+    waits = {m: max(0.0, wait_s - since_s) for m, wait_s in record.waits.items()}
+    suspended = aged({**record.suspended, n: msgspec.structs.replace(each, signal=None, awaits=[])}, since_s)
+    return msgspec.structs.replace(record, waits={**waits, n: 0.0}, wait_s=0.0, suspended=suspended)
 
 
 def until(suspension: Suspension, modified: datetime) -> datetime | None:

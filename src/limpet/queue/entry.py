@@ -9,7 +9,7 @@ hit a newer object of the same name (F18). Nothing here decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
@@ -41,6 +41,8 @@ from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.tracing import TraceOrUnset
 
 SCHEMA = 1
+DURABLE_SCHEMA = 2
+"""That of the lease of a task which has recorded steps: a worker that does not know steps must not run it."""
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 BATCH_MAX = 1000
@@ -128,7 +130,9 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARS_MAX)]
     step: StepNumber
     since: Instant
-    """When it was first suspended at this step. A label, and the base of the back-off."""
+    """When it was first suspended at this step, by the clock of that worker. A label."""
+    waited_s: WaitSeconds = 0.0
+    """How long it has waited at this step: the base of the back-off."""
     due_s: WaitSeconds | None = None
     """When it runs again whatever it waits for; None if no time was set."""
     awaits: Annotated[list[Name], msgspec.Meta(max_length=AWAITS_MAX)] = msgspec.field(default_factory=list)
@@ -168,7 +172,7 @@ class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
     contested: bool = False
     """Whether a claim of it was ever taken over from a holder that did not let go: it may still finish tasks."""
     suspended: Annotated[dict[TaskNumber, Suspension], ByTask] = msgspec.field(default_factory=dict)
-    """The tasks that have suspended themselves; each is in `waits` too. Limpet 0.1 takes them for resting ones."""
+    """The tasks that have suspended themselves; each is in `waits` too."""
     durable: TaskNumbers = msgspec.field(default_factory=list)
     """The tasks that have recorded steps, as far as the lease knows."""
 
@@ -268,6 +272,19 @@ class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     value: msgspec.Raw = NOTHING
 
 
+class PushShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tasks a push with an id had, and how they were put into entries. It is created once, before the entries:
+    their names are derived from the id and end in the number of their tasks, so that another shape has other names.
+    """
+
+    id: Text
+    tasks: Count
+    entries: Count
+    sha256: Digest
+    """Of the number of tasks of each entry, in order."""
+    at: Instant
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Results that are too large for a lease record, by the number of their task."""
 
@@ -325,6 +342,17 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
             hint="put the data into a separate object, and its name into the task",
         )
     return data
+
+
+def value_bytes(value: Any, what: str) -> bytes:
+    """The value of a step or a signal as JSON.   Raises: Invalid for what JSON cannot hold, or more than 256 KiB."""
+    try:
+        return payload_bytes(records.builtins(value), what=what)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(
+            f"{what} cannot be written as JSON: {error}",
+            hint="use plain values, dataclasses, msgspec structs, datetimes or enums",
+        ) from None
 
 
 def encoded_payload(payload: Any, payload_type: Any) -> bytes:
@@ -418,7 +446,13 @@ def _check_schema(schema: int, what: str) -> None:
 @lru_cache(maxsize=64)
 def lease_codec(count: int) -> Codec[EntryLease]:
     """The codec of the leases of entries that have `count` tasks."""
-    return Codec(EntryLease, lambda record: record, lambda data, what: lease_of(data, count=count, what=what))
+    return Codec(
+        EntryLease,
+        lambda record: record,
+        lambda data, what: lease_of(data, count=count, what=what),
+        lambda record: DURABLE_SCHEMA if record.durable or record.suspended else SCHEMA,
+        DURABLE_SCHEMA,
+    )
 
 
 NOTICES_MAX = 1_000
@@ -429,6 +463,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 STEP_CODEC = struct_codec(StepRecord)
 SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
+SHAPE_CODEC = struct_codec(PushShape)
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -592,12 +627,17 @@ class Storage:
 
     def steps_of(self, entry: str, n: int) -> dict[int, Key]:
         """The recorded steps of one task, by number.   Cost: 1 LIST."""
-        after = f"{self.keys.steps_of(entry)}/{n}."
-        names = takewhile(
-            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
-        )
-        found = ((parts_of_step(stat.key), stat.key) for stat in names)
-        return {part[1]: key for part, key in found if part is not None and part[1] is not None}
+        found = ((parts_of_step(key), key) for key in self._of_task(self.keys.steps_of(entry), n))
+        return {part[2]: key for part, key in found if part is not None and part[2] is not None}
+
+    def signals_of(self, entry: str, n: int) -> list[Key]:
+        """The signals to one task.   Cost: 1 LIST."""
+        return [*self._of_task(self.keys.signals_of(entry), n)]
+
+    def _of_task(self, folder: str, n: int) -> Iterator[Key]:
+        after = f"{folder}/{n}."
+        stats = takewhile(lambda stat: stat.key.startswith(after), self.store.list(folder, after=after))
+        return (stat.key for stat in stats)
 
     def step_blobs(self, entry: str, n: int) -> dict[int, Blob | LimpetError]:
         """The recorded steps of one task, or why one cannot be read.   Cost: 1 LIST, 1 GET each, in bulk."""
@@ -606,12 +646,8 @@ class Storage:
         return {number: blobs[key] for number, key in keys.items()}
 
     def drop_steps_of(self, entry: str, n: int) -> None:
-        """Remove the steps and signals of one task.   Cost: 1 LIST, 1 DELETE each, in bulk."""
-        after = f"{self.keys.steps_of(entry)}/{n}."
-        stats = takewhile(
-            lambda stat: stat.key.startswith(after), self.store.list(self.keys.steps_of(entry), after=after)
-        )
-        self.store.delete_many([stat.key for stat in stats])
+        """Remove the steps and signals of one task.   Cost: 2 LISTs, 1 DELETE each, in bulk."""
+        self.store.delete_many([*self._of_task(self.keys.steps_of(entry), n), *self.signals_of(entry, n)])
 
     def drop_steps(self, entry: str, keep: Collection[int] = ()) -> None:
         """Remove the steps and signals of an ended entry, except those of the tasks to `keep`.
@@ -620,7 +656,11 @@ class Storage:
         """
         stats = [*self.store.list(self.keys.steps_of(entry))]
         parts = ((parts_of_step(stat.key), stat.key) for stat in stats)
-        self.store.delete_many([key for part, key in parts if part is not None and part[0] not in keep])
+        self.store.delete_many([key for part, key in parts if part is not None and part[1] not in keep])
+
+    def shape(self, name: str) -> Cell[PushShape]:
+        """The shape of a push of many tasks."""
+        return Cell(self.store, self.keys.shape(name), SHAPE_CODEC, self.runtime, deletable=True)
 
     def control(self) -> Cell[ControlRecord]:
         """What an operator has set."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
 from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import (
     BATCH,
     RETRY_MARK,
@@ -42,9 +41,9 @@ from limpet.queue.entry import (
     Storage,
     TaskRecord,
     new_task,
-    payload_bytes,
     read_task,
     task_name,
+    value_bytes,
 )
 from limpet.queue.inspect import Inspection, next_life
 from limpet.store.api import Absent
@@ -244,16 +243,22 @@ class Admin:
         return task.id
 
     def _copy_steps(self, name: str, entry: str) -> None:
-        """Copy the recorded steps of a failed task to its next life, before that is pushed.
+        """Copy the recorded steps of a failed task to its next life, and the signals to it, before that is pushed.
 
-        Cost: 1 LIST, 1 GET and 1 PUT for each.   Crash: a second call copies the rest; what no task has is swept.
+        Cost: 2 LISTs, 1 GET and 1 PUT for each.   Crash: a second call copies the rest; what no task has is swept.
         """
         old, n = batch_of(name) or (name, 0)
-        for number, blob in sorted(self._storage.step_blobs(old, n).items()):
+        steps = {self._keys.step(entry, 0, number): key for number, key in self._storage.steps_of(old, n).items()}
+        before = f"{self._keys.signals_of(old)}/{n}."
+        for key in self._storage.signals_of(old, n):
+            steps[Key(f"{self._keys.signals_of(entry)}/0.{key.removeprefix(before)}")] = key
+        blobs = self._store.get_many(steps.values())
+        for copy, key in sorted(steps.items()):
+            blob = blobs[key]
             if isinstance(blob, LimpetError):
                 raise blob
             with suppress(Conflict):
-                self._store.put(self._keys.step(entry, 0, number), blob.data, when=Absent())
+                self._store.put(copy, blob.data, when=Absent())
 
     def cancel(self, id_: str) -> bool:
         """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""
@@ -275,30 +280,51 @@ class Admin:
         """Put the signal, then wake the task if it waits for it. See `Queue.signal`.
 
         A task that suspends itself has looked for the signal before; if it came in between, the first look finds it.
+        A role that may not write leases only rings: the workers then look at the tasks that wait.
         """
         part = batch_of(id_)
         entry, n = part or (entry_of(id_), 0)
         storage = self._storage
-        data = payload_bytes(records.builtins(value), what="the value of a signal")
-        there = storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
-        if not there and not self._inspect.scheduled(entry):
-            raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
+        data = value_bytes(value, "the value of a signal")
+        self._check_waits(id_, entry)
         wall, label = self._runtime.wall(), self._runtime.label
         record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data))
         outcome = storage.signal(entry, n, name).attempt(None, record)
         lease = storage.lease(entry)
         seen = lease.read()
+        if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):
+            # It ended before the signal was there, as far as is known: a retry may not have copied it.
+            raise Missing(f"task {id_!r} has failed", hint="retry it, and send the signal to its next life")
         for _ in range(CANCEL_TRIES_MAX):
-            after = None if seen is None else woken(seen.value, n, name)
-            if seen is None or after is None:
+            if seen is None:
                 break
-            match lease.attempt(seen, after):
+            since_s = 0.0 if seen.modified is None else (self._store.now() - seen.modified).total_seconds()
+            after = woken(seen.value, n, name, max(0.0, since_s))
+            if after is None:
+                break
+            try:
+                written = lease.attempt(seen, after)
+            except Denied:
+                storage.wake(self._keys.name)
+                break
+            match written:
                 case Won() | Replaced():
                     storage.wake(self._keys.name)
                     break
                 case Lost(now) | Unclear(now):
                     seen = now
         return isinstance(outcome, Won | Replaced)
+
+    def _check_waits(self, id_: str, entry: str) -> None:
+        """Raises: Missing unless the entry is pending or scheduled. A role that may not list cannot tell the latter."""
+        if self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))):
+            return
+        try:
+            later = bool(self._inspect.scheduled(entry))
+        except Denied:
+            later = False
+        if not later:
+            raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
 
     def _swap_to_cancelled(self, entry: str) -> bool:
         """Mark the entry as cancelled, so that no worker takes it; False if there is no such entry."""

@@ -55,6 +55,7 @@ from limpet.queue.decide import (
     first_done,
     lists_done,
 )
+from limpet.queue.durable import until
 from limpet.queue.entry import (
     ENTRY_BYTES_MAX,
     NOTHING,
@@ -80,7 +81,7 @@ IDS_MAX = 10
 RECEIPTS_AT_ONCE = 50
 RESULTS_AT_ONCE = 256
 KIND_CHARS_MAX = 200
-WHERE = re.compile(r"\s*error\s*~\s*(.+?)\s*", re.DOTALL)
+WHERE = re.compile(r"\s*(\w+)\s*~\s*(.+?)\s*", re.DOTALL)
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 ALL: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float("inf"))
@@ -826,6 +827,9 @@ class Inspection:
             others = len(record.suspended) - 1
             reason = record.suspended[first].reason + (f", and {others} more" if others else "")
             facts = {"state": "suspended", "reason": reason, "suspended_at": record.suspended[first].since}
+            dues = (until(each, seen.modified) for each in record.suspended.values())
+            due_at = min((due for due in dues if due is not None), default=None)
+            facts |= {} if due_at is None else {"due_at": due_at}
         return {
             "state": state,
             "attempt": record.attempt,
@@ -851,7 +855,8 @@ class Inspection:
                 found.append({"number": number, "error": str(error)})
                 continue
             took_s = round(max(0.0, (step.at - step.began_at).total_seconds()), 3)
-            about = {"kind": step.kind, "name": step.name, "worker": step.label, "at": step.at, "took_s": took_s}
+            name = f"{step.name} of {step.wait_s:g} s".strip() if step.kind in ("sleep", "timer") else step.name
+            about = {"kind": step.kind, "name": name, "worker": step.label, "at": step.at, "took_s": took_s}
             found.append({"number": number, **about, "value": _shown(step.value)})
         return found
 
@@ -1027,17 +1032,20 @@ def _value(data: bytes | msgspec.Raw, what: str) -> Any:
 
 def error_filter(where: str | None) -> Callable[[str], bool]:
     """Whether an error is meant by `where`: a text that it contains, or `error ~ PATTERN`, a regular expression that is
-    found in it. Upper and lower case are the same; None means every error.   Raises: Invalid for a wrong pattern."""
+    found in it. Upper and lower case are the same; None means every error.   Raises: Invalid for a wrong pattern, and
+    for another name than `error`."""
     if where is None:
         return lambda error: True
     found = WHERE.fullmatch(where)
     if found is None:
         part = where.casefold()
         return lambda error: part in error.casefold()
+    if found[1] != "error":
+        raise Invalid(f"tasks cannot be chosen by {found[1]!r}", hint="write error ~ PATTERN, or a text of the error")
     try:
-        pattern = re.compile(found[1], re.IGNORECASE)
+        pattern = re.compile(found[2], re.IGNORECASE)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Invalid(f"{found[1]!r} is no regular expression: {error}", hint="write error ~ 'HTTP 4..'") from None
+        raise Invalid(f"{found[2]!r} is no regular expression: {error}", hint="write error ~ 'HTTP 4..'") from None
     return lambda error: pattern.search(error) is not None
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 
 from limpet import records
+from limpet.cell import Won
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
 from limpet.queue.api import Pushed
+from limpet.queue.decide import other_shape
 from limpet.queue.entry import (
     BATCH_MAX,
     DELAY_MAX_S,
     ENTRY_BYTES_MAX,
+    PushShape,
     Storage,
     TaskRecord,
     batch_bytes,
@@ -77,6 +81,7 @@ class Pusher:
         *,
         batch: int,
         trace: str = "",
+        id: str | None = None,
         name: str | None = None,
         fresh: bool = False,
         caller: str = "",
@@ -84,15 +89,21 @@ class Pusher:
         """Many tasks, `batch` to an entry (fewer if they are large); their entries. All are checked before the first is
         pushed.
 
-        `name`: the entries' names are derived from it, so that the same push made again finds them there or ended.
-        `fresh`, `caller`: as in `push`.
-        Raises: OutcomeUnknown.   Cost: 1 PUT an entry, with a name 2 HEADs more.   Crash: whole entries are there or
-        not.
+        `id`, or the `name` of a durable task: the entries' names are derived from it, so that the same push made again
+        finds them there or ended. `fresh`, `caller`: as in `push`.
+        Raises: OutcomeUnknown; Conflict if the id was used for another number of tasks, or other batches.
+        Cost: 1 PUT an entry, with a name 2 HEADs more; with an id 1 PUT more, + 1 GET if it was used before.
+        Crash: whole entries are there or not.
         """
         if not 1 <= batch <= BATCH_MAX:
             raise Invalid(f"batch must be between 1 and {BATCH_MAX}, not {batch}")
         made: list[str] = []
         packs = batched([*payloads], lambda payload: len(payload) + 1, size=ENTRY_BYTES_MAX // 2, count=batch)
+        if id is not None:
+            name = derived("many", check_id(id))
+            packs = iter(whole := [*packs])
+            if whole:
+                self._agree(id, name, [*map(len, whole)])
         while some := [*islice(packs, AT_ONCE)]:
             names = [None if name is None else derived(name, len(made) + k) for k in range(len(some))]
             entries = [
@@ -115,6 +126,22 @@ class Pusher:
                     self._storage.close(entry, batch=True)
             self._storage.ring()
         return made
+
+    def _agree(self, id_: str, name: str, counts: Sequence[int]) -> None:
+        """Record the shape of a push that has an id, before its entries; the first record counts.
+
+        Raises: Conflict if the id has another shape.   Cost: 1 PUT, + 1 GET if there is one.
+        """
+        digest = hashlib.sha256(" ".join(map(str, counts)).encode()).hexdigest()
+        shape = PushShape(id=id_, tasks=sum(counts), entries=len(counts), sha256=digest, at=self._runtime.wall())
+        outcome = self._storage.shape(name).attempt(None, shape)
+        first = outcome.seen.value if isinstance(outcome, Won) else outcome.now.value
+        if other_shape(first, shape):
+            raise Conflict(
+                f"the id {id_!r} was used for a push of {first.tasks} tasks in {first.entries} batches; this one has "
+                f"{shape.tasks} in {shape.entries}",
+                hint="push the same tasks with the same batch=, or use another id",
+            )
 
     def place(self, entry: str, task: TaskRecord, *, fresh: bool = False) -> bool:
         """The push rule: put if absent, then look for a receipt in failed/ and then in completed/ (H5, H6).

@@ -3,16 +3,24 @@
 A listing is a hint (F22); the truth is the swap that claims. Listing costs a request for 1,000 objects however long the
 backlog is, so a page is kept and used up: oldest first, and the more claims are lost to others, the wider the choice
 among the oldest, so that many workers do not race for the same entry.
+
+Entries that rest stay in `pending/`, thousands of them perhaps. A process remembers until when each one rests, and
+leaves it out of its pages; of the leases that it does not know it reads some a page, and all of them only when nothing
+else can be claimed. If most of a page rests, every second page is of what was pushed last.
 """
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
+from math import inf
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -26,9 +34,7 @@ from limpet.keys import (
     TASK,
     Key,
     QueueKeys,
-    check_id,
     count_of,
-    derived,
     parts_of_entry,
     parts_of_scheduled,
 )
@@ -51,7 +57,7 @@ from limpet.queue.api import (
 )
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
-from limpet.queue.decide import Ready, claimable, claimed, waits_left
+from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, waits_left
 from limpet.queue.durable import WaitingStep, look_again_s, looks
 from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
@@ -59,7 +65,7 @@ from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
-from limpet.runtime import Runtime, in_thread, pause
+from limpet.runtime import Runtime, in_thread, pause, ulid, ulid_ms
 from limpet.store.api import Stat, Store, Version
 from limpet.store.sources import FileSource
 from limpet.tracing import OTEL, span
@@ -77,6 +83,17 @@ YOUNG_READS_MAX = 8
 WIDTH_MAX = 256
 SCHEDULED_EVERY_S = 60.0
 LEASES_MAX = 10_000
+LEASES_IN_TURN = 8
+"""So many unknown leases of a page are read one by one, each entry in its turn."""
+LEASES_A_PAGE = 64
+"""If there are more, so many are read in bulk before the page is used, and the others when the rest is used up."""
+RESTING_MAX = 50_000
+SEEN_MAX_S = 600.0
+EARLY_LOOKS_MAX = 8
+NEWEST_S, NEWEST_MAX_S = 60.0, 600.0
+"""How far back the pages of what was pushed last reach at first, and later at most."""
+SKEW_S = 10.0
+"""By how much the clocks of pushers may differ, so that a page of what was pushed last shows all of it."""
 LOOK_AGAIN_S = 0.5
 """After a ring, suspended entries are looked at again after this time: what ended may not have been removed at once."""
 
@@ -145,12 +162,13 @@ class ResultWait:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """An entry that a listing showed, with its lease if it had one."""
+    """An entry that a listing showed, with its lease if it had one. `seen_s`: when that was, or the lease was read."""
 
     entry: str
     batch: bool
     pushed: datetime
     lease: Stat | None
+    seen_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -160,9 +178,10 @@ class CandidatePage:
     at_s: float
     candidates: list[Candidate] = field(default_factory=list)
     scheduled: list[Key] | None = None
-    young_reads: int = YOUNG_READS_MAX
     ours: int = 0
     """How many entries were left out because this process is claiming them, or has ended them."""
+    newest: bool = False
+    """Whether it shows what was pushed last, rather than the next part of the backlog."""
 
 
 class Discovery:
@@ -189,6 +208,16 @@ class Discovery:
         self.stale = False
         """Whether a claim from the page in hand was lost: others use it up too, and a new one costs less."""
         self._leases: dict[Version, Versioned[EntryLease]] = {}
+        self._unread: list[Candidate] = []
+        """Candidates of the last pages whose leases are not known, if there were many of them."""
+        self._resting: dict[str, tuple[Resting, Candidate]] = {}
+        self._wakes: list[tuple[float, str]] = []
+        """When each entry that rests is due: a heap, which also has times that no longer count."""
+        self.crowded = False
+        """Whether few entries of the last part of a long backlog could be claimed."""
+        self._newest_after = self._newest_from = ""
+        """All minted names up to the first one rest. The second: where the next page of the newest begins."""
+        self.page_size, self.leases_in_turn, self.leases_a_page = PAGE, LEASES_IN_TURN, LEASES_A_PAGE
 
     def next(self) -> Candidate | None:
         """The next candidate of the page in hand; None when it is used up or too old."""
@@ -196,14 +225,13 @@ class Discovery:
             page = self._page
             if page is None or self._runtime.elapsed_s() - page.at_s > AGE_MAX_S or self.stale:
                 return None
-            while page.candidates:
-                width = min(self._width, len(page.candidates))
-                at = len(page.candidates) - 1 - (self._runtime.rng.randrange(width) if width > 1 else 0)
-                candidate = page.candidates.pop(at)
-                if self._worth_a_read(page, candidate):
-                    self._tried[candidate.entry] = (self.pages, float("inf"))
-                    return candidate
-            return None
+            if not page.candidates:
+                return None
+            width = min(self._width, len(page.candidates))
+            at = len(page.candidates) - 1 - (self._runtime.rng.randrange(width) if width > 1 else 0)
+            candidate = page.candidates.pop(at)
+            self._tried[candidate.entry] = (self.pages, float("inf"))
+            return candidate
 
     def tried(self, candidate: Candidate) -> None:
         """The attempt to claim the candidate has ended."""
@@ -220,16 +248,13 @@ class Discovery:
         """List a new page; None if another thread has listed one since there were `seen` pages.
 
         One thread lists at a time. The page leaves out what other threads were claiming when the listing began, which
-        it may show as free, and what this process has ended and not deleted yet.
+        it may show as free, what this process has ended and not deleted yet, and what rests.
         Cost: 1 LIST, at a large backlog 1 more once a minute; the first ones 1 or 2 more.
         """
         with self._listing:
             if seen not in (None, self.pages):
                 return None
-            page = self._listed() if self.whole else self._sampled()
-            for candidate in page.candidates:
-                if candidate.lease is not None:
-                    self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
+            page = self._listed() if self.whole else self._newest() if self._wants_newest() else self._sampled()
             ended = self._storage.closer.entries() if self._storage.closer is not None else ()
             with self._mutex:
                 self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
@@ -237,10 +262,149 @@ class Discovery:
                 shown = len(page.candidates)
                 page.candidates = [each for each in page.candidates if each.entry not in others]
                 page.ours = shown - len(page.candidates)
+                if self._page is None or page.at_s - self._page.at_s > AGE_MAX_S:
+                    self._unread = []
+                self._arrange(page, others)
+                if not page.newest:
+                    free = sum(1 for each in page.candidates if each.lease is None)
+                    self.crowded = not self.whole and 2 * free < shown - page.ours
                 self._page = page
                 self.pages += 1
                 self.stale = False
+            for candidate in page.candidates:
+                if candidate.lease is not None:
+                    self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
             return page
+
+    def _wants_newest(self) -> bool:
+        """Whether the next page is of the newest: every second one is, if most of the backlog rests."""
+        return self.crowded and self._page is not None and not self._page.newest
+
+    def _arrange(self, page: CandidatePage, others: Collection[str]) -> None:
+        """Leave out of a page what rests, and put aside those whose leases are not known, if they are many.
+
+        What rests and is due is added, whether the page shows it or not.
+        """
+        bell = self._storage.bell
+        ring = bell is None or bell.listening
+        young = YOUNG_READS_MAX
+        at_s, now = self._runtime.elapsed_s(), self._store.now()
+        ready: list[Candidate] = []
+        unread: list[Candidate] = []
+        early: list[tuple[float, Candidate]] = []
+        for candidate in reversed(page.candidates):
+            rest, before = self._resting.get(candidate.entry, (None, candidate))
+            if candidate.lease is None:
+                candidate = before  # a page may begin between a lease and its task
+            lease = candidate.lease
+            if lease is None:
+                ready.append(candidate)
+                continue
+            if rest is not None:
+                left_out = partial(is_left_out, rest, version=lease.version, at_s=at_s, now=now)
+                if left_out(ring=False):
+                    self._resting[candidate.entry] = (rest, candidate)
+                    if not left_out(ring=ring):
+                        early.append((rest.ring_s, candidate))
+                    continue
+                del self._resting[candidate.entry]
+            known = self._leases.get(lease.version)
+            if known is not None and not known.value.suspended:
+                ready.append(candidate)
+            elif known is not None:
+                unread.append(candidate)  # what its tasks wait for is looked at
+            elif lease.modified + timedelta(seconds=self._ttl_s) <= now:
+                unread.append(candidate)
+            elif young > 0:  # most young leases are held by live workers: a few a page are read
+                young -= 1
+                unread.append(candidate)
+        for _, candidate in heapq.nsmallest(EARLY_LOOKS_MAX, early, key=itemgetter(0)):
+            del self._resting[candidate.entry]
+            unread.append(candidate)
+        if self.whole:
+            self._resting = {each.entry: rests for each in page.candidates if (rests := self._resting.get(each.entry))}
+        else:
+            shown = {each.entry for each in page.candidates}.union(others)
+            unread += (each for each in self._due(at_s) if each.entry not in shown)
+        if len(unread) <= self.leases_in_turn:
+            ready += unread
+            unread = []
+        ready.sort(key=_by_age, reverse=True)
+        page.candidates = ready
+        again = {each.entry for each in unread}
+        self._unread = [*unread, *(each for each in self._unread if each.entry not in again)][: 2 * self.page_size]
+
+    def _due(self, at_s: float) -> Iterator[Candidate]:
+        """Some entries that have rested long enough, of any page. A lease that was seen long ago is read again, since
+        the entry may have ended.
+        """
+        for _ in range(self.leases_a_page):
+            if self._first_due_s() > at_s:
+                return
+            _, candidate = self._resting.pop(heapq.heappop(self._wakes)[1])
+            assert candidate.lease is not None
+            if at_s - candidate.seen_s > SEEN_MAX_S:
+                self._leases.pop(candidate.lease.version, None)
+            yield candidate
+
+    def due_s(self) -> float:
+        """When the first of the entries that rest is due, as far as is known."""
+        with self._mutex:
+            return self._first_due_s()
+
+    def _first_due_s(self) -> float:
+        while self._wakes:
+            due_s, entry = self._wakes[0]
+            known = self._resting.get(entry)
+            if known is not None and known[0].due_s == due_s:
+                return due_s
+            heapq.heappop(self._wakes)
+        return float("inf")
+
+    def rests(self, candidate: Candidate, due_s: float, *, at: datetime | None = None, ring_s: float = inf) -> None:
+        """The entry rests: it is left out of the pages while its lease is the same.
+
+        `due_s`: until then, by this process's clock; `at`: the same by the store's. `ring_s`: after a ring, until then.
+        """
+        assert candidate.lease is not None
+        with self._mutex:
+            if len(self._resting) >= RESTING_MAX:
+                del self._resting[next(iter(self._resting))]
+            self._resting[candidate.entry] = (Resting(candidate.lease.version, due_s, at, ring_s), candidate)
+            heapq.heappush(self._wakes, (due_s, candidate.entry))
+            if len(self._wakes) > 2 * RESTING_MAX:
+                self._wakes = [(rest.due_s, entry) for entry, (rest, _) in self._resting.items()]
+                heapq.heapify(self._wakes)
+
+    def unread(self) -> list[Candidate]:
+        """Some candidates whose leases are not known. See `learned`."""
+        with self._mutex:
+            left = [each for each in self._unread if each.entry not in self._resting]
+            some, self._unread = left[: self.leases_a_page], left[self.leases_a_page :]
+        for each in some:
+            assert each.lease is not None
+            self._watch.unchanged_s(each.lease.key, each.lease.version)
+        return some
+
+    def learned(self, candidates: Sequence[Candidate]) -> None:
+        """Put candidates back whose leases are known now, and can be taken."""
+        with self._mutex:
+            if self._page is not None and candidates:
+                self._page.candidates = sorted([*self._page.candidates, *candidates], key=_by_age, reverse=True)
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether the lease of a candidate was read."""
+        assert candidate.lease is not None
+        with self._mutex:
+            return candidate.lease.version in self._leases
+
+    def know(self, candidate: Candidate, seen: Versioned[EntryLease]) -> None:
+        """Note the lease of an entry."""
+        assert candidate.lease is not None
+        with self._mutex:
+            self._leases[candidate.lease.version] = seen
+            if len(self._leases) > LEASES_MAX:
+                del self._leases[next(iter(self._leases))]
 
     def add(self, entries: Iterable[str]) -> None:
         """Add entries that this process has just made pending."""
@@ -249,16 +413,15 @@ class Discovery:
             if self._page is not None:
                 self._page.candidates[:0] = [Candidate(entry, False, now, None) for entry in entries]
 
-    def lease(self, cell: Cell[EntryLease], version: Version) -> Versioned[EntryLease] | None:
-        """The lease of which a listing showed `version`; None if it is gone.   Cost: 1 GET, once for each version."""
+    def lease(self, cell: Cell[EntryLease], candidate: Candidate) -> Versioned[EntryLease] | None:
+        """The lease of a candidate; None if it is gone.   Cost: 1 GET, once for each version that listings show."""
+        assert candidate.lease is not None
         with self._mutex:
-            seen = self._leases.get(version)
-        seen = seen or cell.read()
-        if seen is not None:
-            with self._mutex:
-                self._leases[version] = seen
-                if len(self._leases) > LEASES_MAX:
-                    del self._leases[next(iter(self._leases))]
+            seen = self._leases.get(candidate.lease.version)
+        if seen is None:
+            seen = cell.read()
+            if seen is not None:
+                self.know(candidate, seen)
         return seen
 
     def lost(self, candidate: Candidate) -> None:
@@ -277,24 +440,14 @@ class Discovery:
             if self._width > 1 and self._runtime.rng.random() < 1 / 8:
                 self._width //= 2
 
-    def _worth_a_read(self, page: CandidatePage, candidate: Candidate) -> bool:
-        """Whether to read the candidate's lease. Most young leases are held by live workers: a few a page are read."""
-        lease = candidate.lease
-        if lease is None or lease.version in self._leases:
-            return True
-        if lease.modified + timedelta(seconds=self._ttl_s) <= self._store.now():
-            return True
-        page.young_reads -= 1
-        return page.young_reads >= 0
-
     def _listed(self) -> CandidatePage:
         """The whole of a short backlog, and what is scheduled behind it, in one listing."""
         at_s = self._runtime.elapsed_s()
         listing = self._store.list(self._keys.root, after=self._keys.pending)
-        found = [*islice(listing, PAGE)]
+        found = [*islice(listing, self.page_size)]
         pending = f"{self._keys.pending}/"
         waiting = [stat for stat in found if stat.key.startswith(pending)]
-        self.whole = len(waiting) < PAGE
+        self.whole = len(waiting) < self.page_size
         scheduled = f"{self._keys.scheduled}/"
         later = [stat.key for stat in found if stat.key.startswith(scheduled)] if self.whole else None
         self._scheduled_at_s = at_s
@@ -303,13 +456,39 @@ class Discovery:
     def _sampled(self) -> CandidatePage:
         """Part of a long backlog."""
         at_s = self._runtime.elapsed_s()
-        found = self._store.sample(self._keys.pending, PAGE)
-        self.whole = len(found) < PAGE
+        found = self._store.sample(self._keys.pending, self.page_size)
+        self.whole = len(found) < self.page_size
         later = None
         if at_s - self._scheduled_at_s > SCHEDULED_EVERY_S:
             self._scheduled_at_s = at_s
             later = [stat.key for stat in islice(self._store.list(self._keys.scheduled), PAGE)]
         return CandidatePage(at_s, self._candidates(found), later)
+
+    def _newest(self) -> CandidatePage:
+        """What was pushed last under names that Limpet made, which have a time: a page of them, and then the next one.
+
+        Entries that rest are passed over for good, from the oldest on.
+        """
+        at_s, now = self._runtime.elapsed_s(), self._store.now()
+        folder = f"{self._keys.pending}/"
+        now_ms = int(now.timestamp() * 1000)
+        back_s = NEWEST_MAX_S if self._newest_after else NEWEST_S
+        first = self._newest_after = max(self._newest_after, folder + ulid(max(0, now_ms - int(back_s * 1000)), 0))
+        begin = max(first, self._newest_from)
+        found = [*islice(self._store.list(self._keys.pending, after=begin), self.page_size)]
+        page = CandidatePage(at_s, self._candidates(found), newest=True)
+        free = {each.entry for each in page.candidates if each.lease is None}
+        self._newest_from = "" if free or len(found) < self.page_size else found[-1].key
+        if begin == first:
+            for stat in found:
+                entry = stat.key.removeprefix(folder).partition("/")[0]
+                made_ms = ulid_ms(entry.partition("-")[0])
+                with self._mutex:
+                    rests = entry in self._resting
+                if not rests or made_ms is None or made_ms > now_ms - int(SKEW_S * 1000):
+                    break
+                self._newest_after = stat.key
+        return page
 
     def _candidates(self, found: Sequence[Stat]) -> list[Candidate]:
         """Oldest last, so that taking one is cheap."""
@@ -321,12 +500,19 @@ class Discovery:
                 leases[entry] = stat
             elif kind in (TASK, BATCH):
                 tasks.append((entry, kind, stat))
-        entries = [Candidate(entry, kind == BATCH, stat.modified, leases.get(entry)) for entry, kind, stat in tasks]
+        at_s = self._runtime.elapsed_s()
+        entries = [
+            Candidate(entry, kind == BATCH, stat.modified, leases.get(entry), at_s) for entry, kind, stat in tasks
+        ]
         foreign = self._storage.journal.foreign(found)
         if foreign:
             entries = [candidate for candidate in entries if candidate.entry not in foreign]
-        entries.sort(key=lambda candidate: (candidate.pushed, candidate.entry), reverse=True)
+        entries.sort(key=_by_age, reverse=True)
         return entries
+
+
+def _by_age(candidate: Candidate) -> tuple[datetime, str]:
+    return candidate.pushed, candidate.entry
 
 
 class BucketQueue(AsyncQueue):
@@ -366,10 +552,8 @@ class BucketQueue(AsyncQueue):
         """When something that this process has seen is due, where no bell tells."""
         self._gone: set[str] = set()
         """Awaited entries that were seen to have ended."""
-        self._looks: dict[tuple[str, Version], tuple[float, float]] = {}
-        """Suspended entries, by the version of their lease: when to look at them again, and after which pause."""
         self._pusher = Pusher(self.storage)
-        self._discovery = Discovery(self.storage, self._watch, ttl_s=self.policy.ttl_s)
+        self.discovery = Discovery(self.storage, self._watch, ttl_s=self.policy.ttl_s)
         self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
         self._slots = Slots(self.storage, self.policy, self._watch, self._renewer)
         self.inspect = Inspection(store, self.storage.keys, runtime, self.storage)
@@ -405,14 +589,13 @@ class BucketQueue(AsyncQueue):
         return PushedStep(id=pushed.id, created=pushed.created)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
-        """Cost: 1 PUT a batch; with an id 2 HEADs more.   Crash: whole batches are there or not."""
+        """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
         encoded = (encoded_payload(payload, self._payload_type) for payload in payloads)
-        name = None if id is None else derived("many", check_id(id))
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, name)).entries
+            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, id)).entries
         else:
-            entries = self._push_many(encoded, batch=batch, name=name)
+            entries = self._push_many(encoded, batch=batch, id=id)
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
@@ -424,11 +607,11 @@ class BucketQueue(AsyncQueue):
         return entries
 
     def _push_steps(
-        self, encoded: Iterable[bytes], batch: int, named: str | None, name: str, fresh: bool, caller: str
+        self, encoded: Iterable[bytes], batch: int, id_: str | None, name: str, fresh: bool, caller: str
     ) -> PushedStep:
         """As `_push_step`, for many tasks."""
-        fresh = fresh and named is None
-        entries = self._push_many(encoded, batch=batch, name=named or name, fresh=fresh, caller=caller)
+        about: dict[str, Any] = {"name": name, "fresh": fresh} if id_ is None else {"id": id_}
+        entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
     async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
@@ -586,8 +769,8 @@ class BucketQueue(AsyncQueue):
         since_s: float | None = None,
         from_scratch: bool = False,
     ) -> Sequence[str]:
-        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 2 LISTs, and 1 GET,
-        1 PUT and 1 DELETE for each recorded step more.
+        """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 4 LISTs, and 1 GET,
+        1 PUT and 1 DELETE for each recorded step and each signal more.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
@@ -598,7 +781,7 @@ class BucketQueue(AsyncQueue):
         return self._admin.cancel(id)
 
     def signal(self, id: str, name: str, value: Any = None) -> bool:
-        """Cost: 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it; else 1 HEAD if it is not held.
+        """Cost: 2 HEADs, 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it.
 
         Crash: the signal is there, or it is not. A task that waits for it finds it within a minute.
         """
@@ -674,7 +857,7 @@ class BucketQueue(AsyncQueue):
             self._due_s = float("inf")
         if self._runtime.elapsed_s() >= self._sweeper.due_s:
             self._sweeper.sweep_when_due()
-        pages = self._discovery.pages
+        pages = self.discovery.pages
         listed = False
         claim = self._from_page()
         for _ in range(TURNS_MAX):
@@ -682,25 +865,32 @@ class BucketQueue(AsyncQueue):
                 break
             if not self._worth_a_list():
                 break
-            page = self._discovery.list_page(pages)
+            page = self.discovery.list_page(pages)
             listed = listed or page is not None
             if page is not None and page.scheduled:
                 now = self.storage.exact_now()
-                self._discovery.add(self._pusher.promote(now=now, keys=page.scheduled))
+                self.discovery.add(self._pusher.promote(now=now, keys=page.scheduled))
                 self._expect_scheduled(page.scheduled, now)
-            pages = self._discovery.pages
-            if page is not None and not page.candidates:
-                if page.ours and not self._discovery.whole:
+            pages = self.discovery.pages
+            if page is not None and not page.newest:
+                self._learn()
+            if page is not None and not self.discovery.any():
+                if not self.discovery.whole and (page.ours or self.discovery.crowded):
                     continue  # another page has what waits
                 break
             claim = self._from_page()
-            if not self._discovery.stale:
+            if claim is None and self.discovery.crowded:
+                continue
+            if not self.discovery.stale:
                 break
             self._note_find()
+        while claim is None and self._learn():
+            claim = self._from_page()
+        self._expect_s(self.discovery.due_s())
         if claim is not None:
             self._next_page.found()
             self._note_find()
-        elif listed and not self._discovery.whole and self.storage.bell is not None:
+        elif listed and not self.discovery.whole and self.storage.bell is not None:
             # No push announces what waits on another page of a long backlog. Only the thread that listed the page makes
             # the pause longer: all threads share it.
             self._next_page.empty(self._runtime.elapsed_s(), 1.0)
@@ -731,7 +921,7 @@ class BucketQueue(AsyncQueue):
         slot: Slot | None = None
         claim: EntryClaim | None = None
         try:
-            if self._discovery.any():
+            if self.discovery.any():
                 slot = self._slots.take()
             if slot is not None:
                 claim = self._first_claim()
@@ -743,15 +933,47 @@ class BucketQueue(AsyncQueue):
                 slot.free()
 
     def _first_claim(self) -> EntryClaim | None:
-        while (candidate := self._discovery.next()) is not None:
+        while (candidate := self.discovery.next()) is not None:
             try:
                 claim = self._isolated(candidate)
             finally:
-                self._discovery.tried(candidate)
+                self.discovery.tried(candidate)
             if claim is not None:
-                self._discovery.won()
+                self.discovery.won()
                 return claim
         return None
+
+    def _learn(self) -> bool:
+        """Read some leases that are not known, and look for what their tasks wait for; those that can be taken become
+        candidates. Returns whether there were any to read.
+
+        Cost: 1 GET each, 64 at most, in bulk; and that of `_can_go_on` for each suspended entry that is due, at once.
+        """
+        some = self.discovery.unread()
+        if not some:
+            return False
+        unread = {
+            self.storage.keys.lease(each.entry): n for n, each in enumerate(some) if not self.discovery.knows(each)
+        }
+        at_s = self._runtime.elapsed_s()
+        for key, blob in self._store.get_many(unread).items() if unread else ():
+            with suppress(Corrupt, Unsupported):  # the claim of it says so
+                if not isinstance(blob, LimpetError):
+                    each = some[unread[key]] = msgspec.structs.replace(some[unread[key]], seen_s=at_s)
+                    self.discovery.know(each, self.storage.lease(each.entry).decode(blob))
+        at_once = self._store.at_once if self._store.far else 1
+        known = [each for each in some if self.discovery.knows(each)]
+        takes = self._runtime.fan_out(self._is_takeable, known, at_once=at_once)
+        dropped = {each.entry for each, take in zip(known, takes, strict=True) if not take}
+        self.discovery.learned([each for each in some if each.entry not in dropped])
+        return True
+
+    def _is_takeable(self, candidate: Candidate) -> bool:
+        """Whether a claim of the candidate is worth an attempt."""
+        try:
+            return self._takeable(self.storage.lease(candidate.entry), candidate) is not None
+        except LimpetError:
+            return True  # the claim of it meets the same error, and handles it
 
     def _isolated(self, candidate: Candidate) -> EntryClaim | None:
         """Claim the candidate if that is possible. Whatever its bytes are, only this entry fails by them (F23).
@@ -780,14 +1002,16 @@ class BucketQueue(AsyncQueue):
         cell = self.storage.lease(candidate.entry)
         seen: Versioned[EntryLease] | None = None
         if candidate.lease is not None:
-            seen = self._takeable(cell, candidate, candidate.lease)
+            seen = self._takeable(cell, candidate)
             if seen is None:
                 return None
         return None if self._paused() else self._take(cell, seen, candidate)
 
-    def _takeable(self, cell: Cell[EntryLease], candidate: Candidate, listed: Stat) -> Versioned[EntryLease] | None:
+    def _takeable(self, cell: Cell[EntryLease], candidate: Candidate) -> Versioned[EntryLease] | None:
         """The lease, if it may be taken now.   Cost: 1 GET, once for each version."""
-        seen = self._discovery.lease(cell, listed.version)
+        listed = candidate.lease
+        assert listed is not None
+        seen = self.discovery.lease(cell, candidate)
         if seen is None:
             return None
         modified = seen.modified
@@ -804,7 +1028,11 @@ class BucketQueue(AsyncQueue):
             # The lower bound of the clock may lie far behind, and the wait be long over.
             ready = classify(self.storage.exact_now())
         if not ready.take and ready.at is not None:
-            self._expect(ready.at, self._store.now())
+            now = self._store.now()
+            self._expect(ready.at, now)
+            if record.state is State.FREE:
+                due_s = self._runtime.elapsed_s() + (ready.at - now).total_seconds()
+                self.discovery.rests(candidate, due_s, at=ready.at)
         if ready.finish:
             finish_cancelled(self.storage, candidate.entry, batch=candidate.batch)
         if ready.take and record.suspended and not self._can_go_on(seen, candidate, modified):
@@ -814,7 +1042,7 @@ class BucketQueue(AsyncQueue):
     def _can_go_on(self, seen: Versioned[EntryLease], candidate: Candidate, modified: datetime) -> bool:
         """Whether a task of a suspended entry may have what it waits for. If not, it is looked at again later.
 
-        Cost: mostly 1 HEAD; nothing if it was looked at a moment ago.
+        Cost: mostly 1 HEAD.
         """
         timed = any(each.due_s is not None for each in seen.value.suspended.values())
         now = self.storage.exact_now() if timed else self._store.now()
@@ -823,20 +1051,10 @@ class BucketQueue(AsyncQueue):
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
         if not wanted:
             return True
-        key = (candidate.entry, seen.version)
-        due_s, pace_s = self._looks.get(key, (0.0, 0.0))
-        bell = self.storage.bell
-        early = bell is None or bell.listening
-        if at_s < (due_s - pace_s + LOOK_AGAIN_S if early else due_s):
-            self._expect_s(due_s)
-            return False
         if any(self._is_there(candidate.entry, look) for look in wanted):
-            self._looks.pop(key, None)
             return True
         pace_s = look_again_s((now - modified).total_seconds())
-        if len(self._looks) >= LEASES_MAX:
-            self._looks.clear()
-        self._looks[key] = (at_s + pace_s, pace_s)
+        self.discovery.rests(candidate, at_s + pace_s, ring_s=at_s + LOOK_AGAIN_S)
         self._expect_s(at_s + pace_s)
         return False
 
@@ -858,10 +1076,13 @@ class BucketQueue(AsyncQueue):
         self, cell: Cell[EntryLease], seen: Versioned[EntryLease] | None, candidate: Candidate
     ) -> EntryClaim | None:
         waits: dict[int, float] = {}
+        since_s = 0.0
         if seen is not None and seen.modified is not None:
-            waits = waits_left(seen.value, modified=seen.modified, now=self._store.now())
-            if waits:
-                waits = waits_left(seen.value, modified=seen.modified, now=self.storage.exact_now())
+            now = self._store.now()
+            if waits_left(seen.value, modified=seen.modified, now=now):
+                now = self.storage.exact_now()
+            waits = waits_left(seen.value, modified=seen.modified, now=now)
+            since_s = max(0.0, (now - seen.modified).total_seconds())
         record = claimed(
             seen.value if seen else None,
             entry=candidate.entry,
@@ -870,6 +1091,7 @@ class BucketQueue(AsyncQueue):
             policy=self.policy,
             wall=self._runtime.wall(),
             waits=waits,
+            since_s=since_s,
         )
         sent_at_s = self._runtime.elapsed_s()
         read: Content | LimpetError | None = None
@@ -883,7 +1105,7 @@ class BucketQueue(AsyncQueue):
             case Won(mine):
                 return self._open(HeldLease(cell, mine, self._runtime, sent_at_s=sent_at_s), candidate, read)
             case Replaced() | Lost() | Unclear():
-                self._discovery.lost(candidate)
+                self.discovery.lost(candidate)
                 return None
 
     def _take_and_read(
@@ -926,7 +1148,7 @@ class BucketQueue(AsyncQueue):
                 raise read
             content = read or self.storage.content(entry, batch=batch)
         except Missing:
-            self._discovery.lost(candidate)
+            self.discovery.lost(candidate)
             self.storage.drop_lease(entry)
             return None
         except Unsupported:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -31,6 +31,7 @@ from limpet.keys import (
 from limpet.lease import State
 from limpet.lease.decide import is_live
 from limpet.queue.decide import attempts_of, error_of, lists_done, waits_left
+from limpet.queue.durable import until
 from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, Storage, read_content, read_task
 from limpet.store.api import Blob, Stat, batched
 
@@ -40,8 +41,10 @@ BYTES_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task. `state` is waiting, running, resting, scheduled, completed, failed or cancelled; `payload` and `result`
-    are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry of such a task."""
+    """One task. `state` is waiting, running, resting, suspended, scheduled, completed, failed or cancelled; `payload`
+    and `result` are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry of such a
+    task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without a limit.
+    `reason`: what a suspended one waits for."""
 
     id: str
     state: str
@@ -55,6 +58,7 @@ class TaskRow:
     pushed_at: datetime | None = None
     due_at: datetime | None = None
     finished_at: datetime | None = None
+    reason: str | None = None
 
 
 @dataclass(slots=True)
@@ -207,11 +211,18 @@ def _with_lease(row: TaskRow, record: EntryLease, n: int, count: int, modified: 
         state = "completed"
     elif record.state not in (State.HELD, State.FREE):
         state = "cancelled"
+    elif n in record.suspended and (resting or record.state is State.FREE):
+        state = "suspended"
     elif resting or (record.state is State.FREE and record.wait_s > since_s):
         state = "resting"
     elif live:
         state = "running"
     result = record.results.get(n)
+    due_at = reason = None
+    if state == "suspended":
+        due_at, reason = until(record.suspended[n], modified), record.suspended[n].reason
+    elif state == "resting":
+        due_at = modified + timedelta(seconds=record.waits.get(n, record.wait_s))
     return TaskRow(
         row.id,
         state,
@@ -222,6 +233,8 @@ def _with_lease(row: TaskRow, record: EntryLease, n: int, count: int, modified: 
         error=error_of(record, n, count),
         worker=record.label if live else None,
         pushed_at=row.pushed_at,
+        due_at=due_at,
+        reason=reason,
     )
 
 

@@ -49,7 +49,7 @@ from limpet.queue.entry import (
     StepKind,
     StepRecord,
     Suspension,
-    payload_bytes,
+    value_bytes,
 )
 from limpet.runtime import in_thread, pause, system
 
@@ -264,9 +264,7 @@ class TaskSteps:
 
     def _waited_s(self, number: int) -> float:
         before = self._claim.suspended_before.get(self._n)
-        if before is None or before.step != number:
-            return 0.0
-        return (self.wall() - before.since).total_seconds()
+        return 0.0 if before is None or before.step != number else before.waited_s
 
     def gather(self, numbers: Sequence[int], handles: Sequence[TaskHandle], timeout_s: float | None) -> list[Result]:
         """The ends of these tasks.   Raises: Suspend while some have not ended and there is time left."""
@@ -422,17 +420,6 @@ def _json(data: msgspec.Raw) -> Any:
     return records.decode(bytes(data), typing.cast(type[Any], Any), what="the value of a step")
 
 
-def _value_bytes(value: Any, what: str) -> bytes:
-    """Raises: Invalid for what JSON cannot hold, or more than 256 KiB."""
-    try:
-        return payload_bytes(records.builtins(value), what=what)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Invalid(
-            f"{what} cannot be written as JSON: {error}",
-            hint="return plain values, dataclasses, msgspec structs, datetimes or enums",
-        ) from None
-
-
 def _results(handles: Sequence[TaskHandle]) -> list[Result]:
     """The results of tasks of several queues, in order."""
     found: dict[int, Result] = {}
@@ -507,18 +494,26 @@ def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -
 
 
 def _name_of(function: Callable[..., Any], name: str | None) -> str:
+    if not callable(function):
+        raise Invalid(
+            f"a step needs a function, not {_shown(function)}",
+            hint="limpet.step(f, x) calls f(x): do not call it yourself",
+        )
     found = name if name is not None else getattr(function, "__qualname__", getattr(function, "__name__", ""))
     if not found or (name is None and "<lambda>" in found):
-        raise Invalid(f"{function!r} has no name", hint='give the step one: limpet.step(f, name="...")')
+        what = "a lambda" if found else f"a {type(function).__name__}"
+        raise Invalid(f"{what} has no name", hint='give the step one: limpet.step(f, name="...")')
     return found.rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
 
 
 def _handles(tasks: Iterable[Any]) -> list[TaskHandle]:
+    if isinstance(tasks, Pushed | str) or not isinstance(tasks, Iterable):
+        raise Invalid(f"gather needs a list of tasks, not {_shown(tasks)}", hint="limpet.gather([task])")
     found: list[TaskHandle] = []
     for task in tasks:
         each = task.id if isinstance(task, Pushed) else task
         if not isinstance(each, TaskHandle):
-            raise Invalid(f"{each!r} does not say in which queue it is", hint="give what push and push_many return")
+            raise Invalid(f"{_shown(each)} is not the handle of a task", hint="give what push and push_many return")
         found.append(each)
     if len(found) > GATHER_MAX:
         raise Invalid(f"gather takes at most {GATHER_MAX} tasks, not {len(found)}", hint="gather them in parts")
@@ -526,9 +521,17 @@ def _handles(tasks: Iterable[Any]) -> list[TaskHandle]:
 
 
 def _seconds(seconds: float, what: str) -> float:
-    if not 0 <= seconds <= DELAY_MAX_S:
-        raise Invalid(f"{what} must be between 0 and {DELAY_MAX_S:g} seconds, not {seconds:g}")
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= DELAY_MAX_S:
+        raise Invalid(
+            f"{what} must be between 0 and {DELAY_MAX_S:.0f} seconds, not {_shown(seconds)}",
+            hint="that is a year at most",
+        )
     return float(seconds)
+
+
+def _shown(value: object) -> str:
+    """A wrong argument, on one short line."""
+    return repr(value)[:80]
 
 
 # ---- what a handler calls ----
@@ -556,7 +559,7 @@ def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **k
         began_at = steps.wall()
         with _in_step(number):
             value = function(*args, **kwargs)
-        data = _value_bytes(value, f"what step {called!r} returned")
+        data = value_bytes(value, f"what step {called!r} returned")
         _typed(data, function, called)
         found = steps.record(number, "step", called, data, began_at=began_at)
     return typing.cast(R, _typed(found.value.value, function, called))
@@ -599,7 +602,7 @@ async def _step_async(
                 value = await in_thread(function, *args, **kwargs)
         if steps is None or began_at is None:
             return value
-        data = _value_bytes(value, f"what step {called!r} returned")
+        data = value_bytes(value, f"what step {called!r} returned")
         _typed(data, function, called)
         found = await in_thread(partial(steps.record, number, "step", called, data, began_at=began_at))
     return _typed(found.value.value, function, called)
@@ -688,12 +691,10 @@ def version(change: str) -> bool:
     A task that had come past this place before the change stays on the old side. Outside of a task: True.
     Cost: 1 PUT the first time.
     """
-    steps = RUNNING.get()
-    if steps is None:
-        return True
     if not isinstance(change, str) or not 0 < len(change) <= records.NAME_MAX:
-        raise Invalid(f"a change is named by a short text, not {change!r}")
-    return steps.version(change)
+        raise Invalid(f"a change needs a short name, not {_shown(change)}", hint='limpet.version("check-first")')
+    steps = RUNNING.get()
+    return True if steps is None else steps.version(change)
 
 
 def signal(task: TaskHandle | Pushed, name: str, value: Any = None) -> bool:

@@ -101,10 +101,13 @@ class Sweeper:
         return gone
 
     def retain(self) -> int:
-        """Remove receipts, results and parts that are older than `retention_s`.   Cost: 1 LIST per 1,000 of them."""
+        """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`.
+
+        Cost: 1 LIST per 1,000 of them.
+        """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
         gone = 0
-        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts):
+        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
             for chunk in _chunks(self._store.list(prefix)):
                 old = [stat.key for stat in chunk if stat.modified < before]
                 self._store.delete_many(old)
@@ -164,10 +167,10 @@ class Sweeper:
         Cost: 1 LIST per 1,000 of them, and for each entry that has some up to 2 LISTs and 1 HEAD.
         """
         gone = 0
-        stats = ((stat.key.rsplit("/", 2)[1], stat) for stat in self._store.list(self._keys.steps))
-        for entry, group in groupby(stats, key=lambda pair: pair[0]):
-            found = [(part[0], stat) for _, stat in group if (part := parts_of_step(stat.key))]
-            if not found or any(stat.modified > before for _, stat in found):
+        stats = ((part, stat) for stat in self._store.list(self._keys.steps) if (part := parts_of_step(stat.key)))
+        for entry, group in groupby(stats, key=lambda pair: pair[0][0]):
+            found = [(part[1], stat) for part, stat in group]
+            if any(stat.modified > before for _, stat in found):
                 continue
             waits = self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
             waits = waits or any(self._keys_of_scheduled(entry))

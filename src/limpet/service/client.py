@@ -73,9 +73,15 @@ class ServiceWriter:
         post(self._url, "/v1/namespaces", body, self._token)
 
     def register_table(self, namespace: Sequence[str], name: str, metadata_location: str) -> None:
+        self._register("register", namespace, name, metadata_location)
+
+    def register_view(self, namespace: Sequence[str], name: str, metadata_location: str) -> None:
+        self._register("register-view", namespace, name, metadata_location)
+
+    def _register(self, route: str, namespace: Sequence[str], name: str, metadata_location: str) -> None:
         where = quote("\x1f".join(namespace), safe="")
         body = {"name": name, "metadata-location": metadata_location}
-        post(self._url, f"/v1/namespaces/{where}/register", body, self._token)
+        post(self._url, f"/v1/namespaces/{where}/{route}", body, self._token)
 
     def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
         where = quote("\x1f".join(namespace), safe="")

@@ -288,9 +288,9 @@ class Rest:
         return _loaded(self._catalog.register_table(*where, overwrite=body.overwrite, **_sender(request)))
 
     def report_metrics(self, request: Request) -> Response:
-        """Accept and ignore a report of a scan or commit. 404 for a table that does not exist."""
+        """Accept and ignore a report of a scan or commit. Clients also send one for a table that is only staged."""
         request.fields()
-        return self.has_table(request)
+        return _NO_CONTENT
 
     def plan_scan(self, request: Request) -> Response:
         """Plan a scan: the files to read, or tasks that name them. Plans are made at once, and nothing is kept."""

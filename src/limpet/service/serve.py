@@ -42,7 +42,7 @@ from limpet.app.fleet import absolute, check_has_store
 from limpet.catalog import Compactor, Publisher
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.gc import collect, collect_ledger
-from limpet.catalog.storage import RecentBatches
+from limpet.catalog.storage import RecentObjects
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import EXECUTIONS
 from limpet.events.fold import hand_over
@@ -117,7 +117,7 @@ class ServiceContext:
         self.log = log
         self.ending = runtime.flag()
         """Raised by the signal that stops the process: streams end then."""
-        self.own: RecentBatches = {}
+        self.recent = RecentObjects()
         """Batches that the API has written: a compactor in the same process need not read them."""
         self.registry = CollectorRegistry()
         self._turns = Counter(
@@ -179,7 +179,7 @@ class CompactorPart(ServicePart):
     def __init__(self, context: ServiceContext, secret: Tokens, *, exposed: bool) -> None:
         """`exposed`: serve a route for APIs elsewhere. An API in the same process needs none."""
         store = context.store("compactor")
-        self._storage = storage_of(store, context.runtime, context.own)
+        self._storage = storage_of(store, context.runtime, context.recent)
         self._executions = executions_of(store, context.runtime)
         self._secret = secret
         self._exposed = exposed
@@ -260,7 +260,7 @@ class ApiPart(ServicePart):
         self._log = context.log
         self._store = context.store("api")
         self._fold = fold
-        storage = storage_of(self._store, context.runtime, context.own)
+        storage = storage_of(self._store, context.runtime, context.recent)
         self.leader = leader_of(storage, publish, lease_s=lease_s)
         self.leader.group_published = Histogram(
             "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES

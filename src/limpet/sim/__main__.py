@@ -7,7 +7,7 @@ import os
 import sys
 from statistics import median
 
-from limpet.sim.runs import SCENARIOS, RunSum, coverage_table, run_seeds, run_until, shrink, trace_lines
+from limpet.sim import SCENARIOS, RunSum, coverage_table, run_seeds, run_until, shrink, trace_lines
 
 SOAK_FIRST_SEED = 1_000_000
 

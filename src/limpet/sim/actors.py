@@ -109,7 +109,7 @@ class Nemesis:
         self._actors = actors
         self._steps = steps
         self._world = actors.world
-        self._knobs = actors.plan
+        self._plan = actors.plan
 
     def run(self) -> None:
         """Inject faults at random times: into a random process, or the first one at a certain protocol step."""
@@ -117,9 +117,9 @@ class Nemesis:
         strikes = 0
         while not world.healed:
             strikes += 1
-            world.pause(self._knobs.nemesis_every_s * (0.3 + world.chance(20, strikes)))
+            world.pause(self._plan.nemesis_every_s * (0.3 + world.chance(20, strikes)))
             kind = PROCESS_FAULTS[mix(world.seed, 22, strikes) % len(PROCESS_FAULTS)]
-            if kind == "store_clock_step" and not self._knobs.store_steps:
+            if kind == "store_clock_step" and not self._plan.store_steps:
                 kind = "crash"
             if world.chance(24, strikes) < 0.5:
                 step = self._steps[mix(world.seed, 25, strikes) % len(self._steps)]
@@ -128,33 +128,33 @@ class Nemesis:
                 victim = victims[mix(world.seed, 21, strikes) % len(victims)]
                 self._hit(f"nemesis/{strikes}", kind, world.chance(23, strikes), victim)
 
-    def _hit(self, fault_id: str, kind: str, much: float, victim: SimProcess) -> None:
+    def _hit(self, fault_id: str, kind: str, strength: float, victim: SimProcess) -> None:
         if victim in self._actors.living and self._world.strike(fault_id, kind):
             self._world.cover(kind, victim)
-            self._strike(kind, victim, much)
+            self._strike(kind, victim, strength)
 
-    def _strike(self, kind: str, victim: SimProcess, much: float) -> None:
-        world, ttl_s = self._world, self._knobs.ttl_s
-        world.note("nemesis", kind, detail=victim.name, result=f"{much:.2f}", fault=kind)
+    def _strike(self, kind: str, victim: SimProcess, strength: float) -> None:
+        world, ttl_s = self._world, self._plan.ttl_s
+        world.note("nemesis", kind, detail=victim.name, result=f"{strength:.2f}", fault=kind)
         match kind:
             case "crash":
                 world.kill(victim)
                 self._actors.restart(victim)
             case "pause":
-                victim.paused_until_s = world.now_s + much * 3 * ttl_s
+                victim.paused_until_s = world.now_s + strength * 3 * ttl_s
             case "pause_heartbeat":
                 for task in victim.renewals():
-                    task.paused_until_s = world.now_s + much * 3 * ttl_s
+                    task.paused_until_s = world.now_s + strength * 3 * ttl_s
             case "hang":
                 for task in victim.tasks:
                     if task.name == "main":
-                        task.paused_until_s = world.now_s + much * 6 * ttl_s
+                        task.paused_until_s = world.now_s + strength * 6 * ttl_s
             case "cut_off":
-                victim.cut_off_until_s = world.now_s + much * 2 * ttl_s
+                victim.cut_off_until_s = world.now_s + strength * 2 * ttl_s
             case "wall_step":
-                victim.wall_offset_s += (much - 0.5) * 86_400
+                victim.wall_offset_s += (strength - 0.5) * 86_400
             case "store_clock_step":
-                world.store_offset_s += (much - 0.5) * 20 * ttl_s
+                world.store_offset_s += (strength - 0.5) * 20 * ttl_s
 
 
 # ---- processes ----

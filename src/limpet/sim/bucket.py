@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
-from limpet.errors import Conflict, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
-from limpet.sim.world import PendingRequest, SimRuntime, World
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
+from limpet.sim.world import PendingRequest, SimRuntime, Violation, World
+from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_put, check_read, check_size
 from limpet.store.memory import clip
 
 R = TypeVar("R")
@@ -29,6 +29,11 @@ class BucketChange(msgspec.Struct, frozen=True, gc=False):
     key: Key
     data: bytes | None
     copy: bool = False
+
+    @property
+    def entry(self) -> str:
+        """The entry of a queue that the object belongs to: the name of its folder."""
+        return self.key.rsplit("/", 2)[1]
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
@@ -59,20 +64,13 @@ class Bucket:
         blob = self.objects.get(key)
         if blob is None:
             raise Missing(f"there is no object {key}")
-        if if_match is not None and blob.version != if_match:
-            raise Conflict(f"{key} is no longer version {if_match}")
-        if if_none_match is not None and blob.version == if_none_match:
-            raise NotModified(f"{key} is still version {if_none_match}")
+        check_read(key, blob.version, if_match, if_none_match)
         return blob
 
     def put(self, who: str, key: Key, data: bytes, when: When) -> Version:
         """Compare and write.   Raises: Conflict."""
         found = self.objects.get(key)
-        match when:
-            case Absent() if found is not None:
-                raise Conflict(f"{key} exists")
-            case Match(version) if found is None or found.version != version:
-                raise Conflict(f"{key} is no longer version {version}")
+        check_put(key, found.version if found else None, when)
         self.journal.append(BucketChange(self._world.now_s, who, key, data, self.copying))
         digest = hashlib.md5(data).hexdigest() if self.plan.digest_versions else f"v{len(self.journal)}"
         self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
@@ -113,6 +111,12 @@ class Bucket:
                 yield sent
             written.add(sent.write_id)
 
+    def check_empty(self, *folders: str, when: str) -> None:
+        """Raises: Violation if there is an object in one of the folders."""
+        left = [key for folder in folders for key in self.below(folder)]
+        if left:
+            raise Violation(f"{when} there is still {left[0]}")
+
     def below(self, prefix: str) -> list[Key]:
         """The keys under a prefix, sorted."""
         return sorted(key for key in self.objects if key.startswith(f"{prefix}/"))
@@ -152,7 +156,9 @@ class SimStore(Store):
         self._bucket = bucket
         self._process = runtime.process
         self._unsettled: set[tuple[int, Key]] = set()
+        """Threads and the keys whose put failed: the next read of that key settles the outcome."""
         self._last: dict[int, Key] = {}
+        """By thread, the key that it read last."""
         self._sent = 0
 
     def get(

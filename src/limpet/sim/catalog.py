@@ -50,7 +50,7 @@ from limpet.catalog.records import (
     Row,
     SnapshotRef,
 )
-from limpet.catalog.state import MINTED, CatalogState, is_live
+from limpet.catalog.state import MINTED, CatalogState, is_remembered
 from limpet.catalog.storage import CatalogStorage
 from limpet.cell import Header
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -723,7 +723,7 @@ class CatalogClient(CatalogActor):
         if self.chance() < 0.8:
             delete_below(self.storage, grace_s=grace_s)
         if self.chance() < 0.5:
-            self.bucket.judged(classify_ledger(self.storage, grace_s=grace_s))
+            self.bucket.classified(classify_ledger(self.storage, grace_s=grace_s))
             collect_ledger(self.storage, grace_s=grace_s)
 
 
@@ -831,7 +831,7 @@ class CatalogModel:
         grant = self.granted.get(call.id, [])[-1:]
         now = self.world.store_time().isoformat(timespec="microseconds")
         for at, entries in enumerate(self.points[call.first :], call.first):
-            if grant and grant[0].point <= at and is_live(call.id, grant[0].at, _later(now)):
+            if grant and grant[0].point <= at and is_remembered(call.id, grant[0].at, _later(now)):
                 raise Violation(f"{call.id} was published, and {call.who} refused it: {why}")
             if ruling(call.request, entries) == why:
                 return
@@ -844,7 +844,7 @@ class CatalogModel:
         if not calls:
             raise Violation(f"{row.id} was published, and no client ever sent it")
         earlier = self.granted.get(row.id, [])[-1:]
-        if earlier and is_live(row.id, earlier[0].at, _later(at)):
+        if earlier and is_remembered(row.id, earlier[0].at, _later(at)):
             raise Violation(f"{row.id} was published twice")
         for call in calls:
             if call.outcome == "no" and written_s < call.began_s:
@@ -1060,7 +1060,7 @@ class CatalogBucket(Bucket):
             raise Violation(f"the head of version {head.version} says {entries}, not {self.model.points[-1]}")
         for id_, grants in self.model.granted.items():
             answer = answers.get(id_)
-            if (answer is None or answer.result != grants[-1].result) and is_live(id_, grants[-1].at, head.at):
+            if (answer is None or answer.result != grants[-1].result) and is_remembered(id_, grants[-1].at, head.at):
                 raise Violation(f"the head of version {head.version} has forgotten {id_}")
 
     def walked(self, commits: Sequence[CommitRecord], head: CatalogHead) -> None:
@@ -1100,7 +1100,7 @@ class CatalogBucket(Bucket):
         if before is not None and {*paths} <= {each.path for each in before.applied}:
             raise Violation(f"{paths} were published, and then called invalid")
 
-    def judged(self, found: Sequence[ClassifiedBatch]) -> None:
+    def classified(self, found: Sequence[ClassifiedBatch]) -> None:
         """A client classified the ledger.   Raises: Violation unless each batch has the fate that was reported."""
         for each in found:
             if each.fate is BatchOutcome.APPLIED and each.path not in self._paths:

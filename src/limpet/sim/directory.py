@@ -113,7 +113,7 @@ class Disk:
         """The file system's coarse clock."""
         return EPOCH_NS + int(self._world.now_s * 1e9) // TICK_NS * TICK_NS
 
-    def let_go(self, inode: Inode) -> None:
+    def free(self, inode: Inode) -> None:
         """Free the number of an inode that has neither names nor open descriptors."""
         if inode.links == 0 and inode.opened == 0:
             self._used.discard(inode.number)
@@ -129,7 +129,7 @@ class Disk:
             inode = inode.names[name] if name else inode
         return inode
 
-    def bury(self, process: SimProcess) -> None:
+    def release(self, process: SimProcess) -> None:
         """A process has died: its locks are free, and its files and folders closed."""
         for path, holder in self.locks.items():
             if holder is process:
@@ -226,7 +226,7 @@ class SimFiles(Files):
         inode = self._open.pop(fd, None)
         if inode is not None:
             inode.opened -= 1
-            self._disk.let_go(inode)
+            self._disk.free(inode)
 
     def close_all(self) -> None:
         """Close every descriptor: the process has died."""
@@ -293,7 +293,7 @@ class SimFiles(Files):
         names[to_name] = inode
         if old is not None:
             old.links -= 1
-            self._disk.let_go(old)
+            self._disk.free(old)
 
     @_system_call
     def unlink(self, folder: int, name: str, /) -> None:
@@ -370,7 +370,7 @@ class SimFiles(Files):
         inode = self._found(folder, name)
         del self._names(folder)[name]
         inode.links -= 1
-        self._disk.let_go(inode)
+        self._disk.free(inode)
 
     def _simulate(self, what: str, path: str, call: Callable[[], R]) -> R:
         """Yield, then fail or make the call."""
@@ -457,7 +457,7 @@ class MachineActors(Actors):
         self.world.note("nemesis", kind, detail=" ".join(victim.name for victim in victims), fault=kind)
         for victim in victims:
             self.crash(victim, kind)
-            self.disk.bury(victim)
+            self.disk.release(victim)
         if kind == "power_loss":
             self.disk.lose_power()
             self.recover()

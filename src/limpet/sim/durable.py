@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -20,10 +21,11 @@ from limpet.lease import State
 from limpet.queue import BucketQueue, Fail, Policy, Result, Task
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of
-from limpet.queue.entry import EntryLease, Receipt
+from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
+from limpet.sim.queue import ended_before
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
 TURNS = 6
@@ -79,6 +81,10 @@ class DurableModel:
     returned: dict[str, set[Any]] = field(default_factory=dict)
     """What the handler of each child returned."""
     gathered: list[Result] = field(default_factory=list)
+    sent: dict[str, float] = field(default_factory=dict)
+    """When the first signal to each task was acknowledged."""
+    many: dict[str, list[Any]] = field(default_factory=dict)
+    """By the id of a push of many tasks: the ids of these."""
 
     def saw(self, run: FlowRun, number: int, value: Any) -> None:
         """An attempt got the value of a step.   Raises: Violation unless every attempt gets the same."""
@@ -109,6 +115,10 @@ class DurableActors(Actors):
         chance = world.chance
         self.far = chance(60) < 0.5
         self.operators = chance(61) < 0.6
+        self.crowded = chance(64) < 0.25
+        self.fails_before_signal = chance(66) < 0.2
+        self.many = chance(65) < 0.2
+        """Whether users push many tasks under ids of which several want to use the same."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     def act(self) -> None:
@@ -138,11 +148,16 @@ class DurableActor(Actor):
         self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
         plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
         self.parts = BucketQueue(store, PART, runtime, policy=plain)
+        if actors.crowded:
+            # As if thousands rested: a page shows few objects, and few leases are read before the others.
+            for queue in (self.flows, self.parts):
+                queue.discovery.page_size, queue.discovery.leases_in_turn, queue.discovery.leases_a_page = 6, 1, 2
 
     def turns(self) -> Turns:
         operator: Turns = [(0.08, self.retry_failed), (0.03, self.cancel), (0.04, self.sweep)]
         return [
             *(operator if self.actors.operators else []),
+            *([(0.12, self.push_many)] if self.actors.many else []),
             (0.14, self.push),
             (0.08, self.send_signal),
             (0.28, partial(self.work, self.parts)),
@@ -160,6 +175,14 @@ class DurableActor(Actor):
             self.model.pushed += self.flows.push_many([{**payload, "what": "ok"}, payload])
         else:
             self.model.pushed.append(self.flows.push(payload).id)
+
+    def push_many(self) -> None:
+        """Plain tasks under an id that others may use for another number of tasks, or other batches."""
+        id_, tasks = f"many-{int(self.chance() * 3)}", 2 + int(self.chance() * 2)
+        calls = [{"what": "ok", "slow": 0.1, "of": f"{id_} {place}"} for place in range(tasks)]
+        ids = self.parts.push_many(calls, batch=1 + int(self.chance() * 2), id=id_)
+        if self.model.many.setdefault(id_, ids) != ids:
+            raise Violation(f"the id {id_} was acknowledged for {self.model.many[id_]} and for {ids}")
 
     def retry_failed(self) -> None:
         """An operator runs failed durable tasks again: they keep their steps."""
@@ -180,6 +203,7 @@ class DurableActor(Actor):
         if self.model.pushed:
             id_ = self.model.pushed[int(self.chance() * len(self.model.pushed))]
             self.flows.signal(id_, "go", self.new_value())
+            self.model.sent.setdefault(first_life(id_), self.world.now_s)
 
     def work(self, queue: BucketQueue) -> None:
         """Claim something of a queue and do it, as a worker does."""
@@ -250,10 +274,14 @@ class DurableActor(Actor):
         if run.attempt == 1 and what == "flaky":
             raise Unavailable("it fails in its first attempt")
         ends = gather(handles)
+        if [end.id for end in ends] != handles:
+            raise Violation(f"a gather of {handles} returned {[end.id for end in ends]}")
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends
         self.model.saw(run, 4, version("a change"))
         sleep(SLEEP_S * slow)
+        if what == "signal" and self.actors.fails_before_signal and RETRY_MARK not in run.id:
+            raise Fail("it is to fail")
         if what == "signal":
             self.model.saw(run, 6, wait_signal("go", timeout_s=SIGNAL_S * slow, default="none came"))
             if run.attempt == 1:
@@ -274,6 +302,15 @@ class DurableActor(Actor):
             self.work_until_all_have_ended()
         self.runtime.sleep(QUIET_S)
         self.sweep()
+        self.compare_ends()
+
+    def compare_ends(self) -> None:
+        """What the gathers returned is what the receipts of the tasks say.   Raises: Violation."""
+        ids = sorted({end.id for end in self.model.gathered})
+        said = {result.id: (result.state, result.value) for result in self.parts.results(ids)}
+        for end in self.model.gathered:
+            if said[end.id] != (end.state, end.value):
+                raise Violation(f"a gather returned {end.id} as {end.state} {end.value!r}; it ended as {said[end.id]}")
 
     def work_until_all_have_ended(self) -> None:
         """Work on both queues until nothing waits."""
@@ -300,6 +337,7 @@ def check_durable(bucket: Bucket, plan: RunPlan, model: DurableModel) -> None:
     _no_steps_are_left(bucket)
     _children_are_pushed_once(bucket)
     _recorded_steps_do_not_run_again(bucket, model)
+    _signals_are_seen(bucket, model)
     _ends_are_those_of_the_tasks(bucket, model)
     _suspensions_are_not_charged(bucket, model)
 
@@ -314,9 +352,7 @@ def _receipt(bucket: Bucket, keys: QueueKeys, name: str) -> Receipt | None:
 
 def _all_have_ended(bucket: Bucket, model: DurableModel) -> None:
     for keys in (FLOWS, PARTS):
-        left = [*bucket.below(keys.pending), *bucket.below(keys.scheduled)]
-        if left:
-            raise Violation(f"after the sweep there is still {left[0]}")
+        bucket.check_empty(keys.pending, keys.scheduled, when="after the sweep")
     for id_ in model.pushed:
         part = batch_of(id_)
         names = [entry_of(id_), *([part[0]] if part else [])]
@@ -349,10 +385,10 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
             present.setdefault(applied.key, applied.at_s)
             continue
         old_s = applied.at_s - present.pop(applied.key, applied.at_s)
-        entry = applied.key.rsplit("/", 2)[1]
         part = parts_of_step(applied.key)
         assert part is not None
-        name = f"{entry}.{part[0]}" if is_batch(entry) else entry
+        entry = part[0]
+        name = f"{entry}.{part[1]}" if is_batch(entry) else entry
         failed = receipts.get(FLOWS.failed_of(name))
         done = FLOWS.completed_of(entry) in receipts or FLOWS.completed_of(name) in receipts
         cancelled = receipts.get(FLOWS.failed_of(entry))
@@ -378,8 +414,9 @@ def _was_pending(bucket: Bucket, entry: str, at_s: float) -> bool:
 
 def _no_steps_are_left(bucket: Bucket) -> None:
     for key in bucket.below(FLOWS.steps):
-        entry, part = key.rsplit("/", 2)[1], parts_of_step(key)
-        name = f"{entry}.{part[0]}" if part and is_batch(entry) else entry
+        part = parts_of_step(key)
+        assert part is not None
+        name = f"{part[0]}.{part[1]}" if is_batch(part[0]) else part[0]
         blob = bucket.objects.get(FLOWS.failed_of(name))
         receipt = msgspec.json.decode(blob.data, type=Receipt) if blob else None
         if receipt is None or receipt.state != "failed":
@@ -409,7 +446,7 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
     """A step that was recorded before a claim is not called in it."""
     claims: dict[tuple[str, int], float] = {}
     for applied, record in _leases(bucket):
-        claims.setdefault((applied.key.rsplit("/", 2)[1], record.token), applied.at_s)
+        claims.setdefault((applied.entry, record.token), applied.at_s)
     recorded: dict[tuple[str, str], float] = {}
     for applied in bucket.changes(f"{FLOWS.steps}/"):
         if applied.data is not None and b'"kind":"step"' in applied.data:
@@ -419,13 +456,25 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
     for call in model.calls:
         at_s = recorded.get((f"{call.run.entry}/{call.run.n}", "first" if call.number == 0 else "last"))
         claimed_at_s = claims.get((call.run.entry, call.run.token), call.run.at_s)
-        if at_s is not None and at_s < claimed_at_s and not _ended_before(bucket, call.run.entry, claimed_at_s):
+        if at_s is not None and at_s < claimed_at_s and not ended_before(bucket, call.run.entry, claimed_at_s, FLOWS):
             raise Violation(f"{call.run.who} ran step {call.number} of {call.run.id}, which was recorded before")
 
 
-def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
-    receipts = {FLOWS.completed_of(entry), FLOWS.failed_of(entry)}
-    return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
+def _signals_are_seen(bucket: Bucket, model: DurableModel) -> None:
+    """A wait that times out began before the signal was sent: also if that was to an earlier life of the task."""
+    claims: dict[tuple[str, int], float] = {}
+    for applied, record in _leases(bucket):
+        claims.setdefault((applied.key.rsplit("/", 2)[1], record.token), applied.at_s)
+    for applied in bucket.changes(f"{FLOWS.steps}/"):
+        part = parts_of_step(applied.key)
+        if applied.data is None or part is None or b'"came":false' not in applied.data:
+            continue
+        entry, n, _ = part
+        step_ = msgspec.json.decode(applied.data, type=StepRecord)
+        claimed_at_s = claims.get((entry, step_.token), inf)
+        sent_at_s = model.sent.get(first_life(f"{entry}.{n}" if is_batch(entry) else entry), inf)
+        if sent_at_s < claimed_at_s <= applied.at_s:  # not the copy that a retry made
+            raise Violation(f"{applied.who} waited in vain for a signal to {entry}, which was sent before")
 
 
 def _ends_are_those_of_the_tasks(bucket: Bucket, model: DurableModel) -> None:
@@ -447,7 +496,7 @@ def _suspensions_are_not_charged(bucket: Bucket, model: DurableModel) -> None:
     for run in model.runs:
         started.setdefault((run.entry, run.n), set()).add(run.token)
     for applied, record in _leases(bucket):
-        entry = applied.key.rsplit("/", 2)[1]
+        entry = applied.entry
         if record.state is State.FREE:
             let_go |= {(entry, n, record.token) for n in record.suspended}
         named = {*record.beside, *([] if record.running is None else [record.running])}

@@ -26,10 +26,10 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing
 from limpet.index import Index, compiler, decide, describe, reader, writer
 from limpet.index import index as layouts
-from limpet.index.codec.types import typed, with_own
 from limpet.index.decide import shard_id, shard_ids
 from limpet.index.maintain import verify
 from limpet.index.storage import Count, Manifest, fresh, sum_of, with_counts
+from limpet.index.types import typed, with_own
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
@@ -554,7 +554,7 @@ class IndexDiskActors(MachineActors):
         self.world.healed = True
         for process in self.living:
             self.world.kill(process)
-            self.disk.bury(process)
+            self.disk.release(process)
         self.inspect("the end")
         newcomer = self.newcomer("newcomer")
         try:
@@ -922,7 +922,7 @@ def check_index(world: World, bucket: Bucket, model: IndexModel) -> IndexHistory
     for applied in bucket.journal:
         replay.apply(applied)
     manifest = msgspec.json.decode(bucket.objects[KEYS.manifest].data, type=_ManifestBody)
-    _nothing_waits(bucket)
+    bucket.check_empty(KEYS.inbox, KEYS.packs, when="after everything was folded")
     _all_is_recorded(bucket, manifest)
     _the_winners_stand(bucket, manifest, replay)
     _the_bad_is_kept(bucket, model)
@@ -938,12 +938,6 @@ def _place(key: str) -> str:
 def _digest(data: bytes) -> str:
     digest = hashlib.sha256(data).digest()[:16]
     return base64.urlsafe_b64encode(digest).decode().rstrip("=") if data else "-"
-
-
-def _nothing_waits(bucket: Bucket) -> None:
-    left = [*bucket.below(KEYS.inbox), *bucket.below(KEYS.packs)]
-    if left:
-        raise Violation(f"after everything was folded there is still {left[0]}")
 
 
 def _all_is_recorded(bucket: Bucket, manifest: _ManifestBody) -> None:

@@ -175,7 +175,7 @@ class KernelActor(CellActor):
                 self.write(cell, lease)
                 self.runtime.sleep(self.chance() * self.ttl_s / 2)
                 lease.progress()
-                self.moved(lease)
+                self.note_progress(lease)
 
     def acquire_by_hand(self) -> None:
         """The advanced use: without a renewal thread."""
@@ -191,7 +191,7 @@ class KernelActor(CellActor):
             return
         self.won(got, began_s)
         self.runtime.sleep(self.chance() * self.ttl_s * 0.7)
-        self.moved(got)
+        self.note_progress(got)
         got.renew()
         self.checked(got)
         self.write(self.cell(name), got)
@@ -201,7 +201,7 @@ class KernelActor(CellActor):
     def won(self, lease: Lease, began_s: float) -> None:
         """Record a won lock.   Raises: Violation unless it was ours when the bucket last answered us."""
         self.model.wins.append(HeldMark(self.world.now_s, self.process.name, lease.name, lease.token, began_s))
-        self.moved(lease)
+        self.note_progress(lease)
         record = self.actors.bucket.at(Key(lease.lock), self.process.served)
         if record is None or f'"token":{lease.token},'.encode() not in record:
             raise Violation(
@@ -213,9 +213,9 @@ class KernelActor(CellActor):
         lease.check()
         self.model.checks.append(HeldMark(self.world.now_s, self.process.name, lease.name, lease.token))
 
-    def moved(self, lease: Lease) -> None:
+    def note_progress(self, lease: Lease) -> None:
         """Record that the work under the lease made progress."""
-        self.model.moves.setdefault((self.process.name, lease.name, lease.token), []).append(self.world.now_s)
+        self.model.progress_s.setdefault((self.process.name, lease.name, lease.token), []).append(self.world.now_s)
 
     def write_without_lease(self) -> None:
         """An operator's hand edit of a guarded cell: keeps the fence."""
@@ -279,7 +279,7 @@ class LockModel:
 
     wins: list[HeldMark] = field(default_factory=list)
     checks: list[HeldMark] = field(default_factory=list)
-    moves: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
+    progress_s: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
     """By process, lock and token, when the work made progress."""
 
 
@@ -353,8 +353,8 @@ def _only_abandoned_locks_are_taken(bucket: Bucket, plan: RunPlan) -> None:
 
 def _a_hung_worker_is_not_renewed(bucket: Bucket, model: LockModel, stall_s: float) -> None:
     for sent in bucket.renewals("lock.renew"):
-        moves = model.moves.get((sent.who, sent.key.split("/")[-1].removesuffix(".lock"), sent.token), [])
-        last_s = max((at_s for at_s in moves if at_s <= sent.at_s), default=sent.at_s)
+        moments = model.progress_s.get((sent.who, sent.key.split("/")[-1].removesuffix(".lock"), sent.token), [])
+        last_s = max((at_s for at_s in moments if at_s <= sent.at_s), default=sent.at_s)
         if sent.at_s - last_s > stall_s + 0.1:
             raise Violation(
                 f"{sent.who} renewed {sent.key} although its work stood still for {sent.at_s - last_s:.1f} s"

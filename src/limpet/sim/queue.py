@@ -483,7 +483,7 @@ def _settled(result: Result) -> tuple[str, Any]:
 
 def check_queue(world: World, plan: RunPlan, bucket: Bucket, model: QueueModel, policy: Policy) -> None:
     """Every invariant of the queue.   Raises: Violation."""
-    _nothing_is_left(bucket)
+    bucket.check_empty(KEYS.pending, KEYS.scheduled, when="after the sweep")
     _one_place_each(bucket)
     _nothing_is_lost(bucket, model)
     _one_push_creates(model)
@@ -512,12 +512,6 @@ def _receipt(bucket: Bucket, key: Key) -> Receipt | None:
 def _leases(bucket: Bucket) -> Iterator[tuple[BucketChange, EntryLease]]:
     """Every lease that was written, in order."""
     return bucket.written(EntryLease, suffix="/lease.json")
-
-
-def _nothing_is_left(bucket: Bucket) -> None:
-    left = [*bucket.below(KEYS.pending), *bucket.below(KEYS.scheduled)]
-    if left:
-        raise Violation(f"after the sweep there is still {left[0]}")
 
 
 def _one_place_each(bucket: Bucket) -> None:
@@ -645,18 +639,18 @@ def _one_winner_each(bucket: Bucket, model: QueueModel) -> None:
     holders: dict[tuple[str, int], HandlerRun] = {}
     for run in model.runs:
         first = holders.setdefault((run.entry, run.token), run)
-        if first.who != run.who and not _ended_before(bucket, run.entry, run.at_s):
+        if first.who != run.who and not ended_before(bucket, run.entry, run.at_s):
             raise Violation(f"token {run.token} of {run.entry} was won by {first.who} and by {run.who}")
     starts: dict[tuple[str, int, int], HandlerRun] = {}
     for run in model.runs:
         first = starts.setdefault((run.id, run.token, run.attempt), run)
-        if first is not run and not _ended_before(bucket, run.entry, run.at_s):
+        if first is not run and not ended_before(bucket, run.entry, run.at_s):
             raise Violation(f"attempt {run.attempt} of {run.id} was started by {first.who} and by {run.who}")
 
 
-def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
+def ended_before(bucket: Bucket, entry: str, at_s: float, keys: QueueKeys = KEYS) -> bool:
     """Whether the entry had a receipt by then: late copies of its task may run again, which at least once allows."""
-    receipts = {KEYS.completed_of(entry), KEYS.failed_of(entry)}
+    receipts = {keys.completed_of(entry), keys.failed_of(entry)}
     return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
 
 
@@ -707,7 +701,7 @@ def _attempts_are_limited(bucket: Bucket, model: QueueModel, policy: Policy) -> 
     for run in model.runs:
         died = run.ended == "died" or (not run.ended and run.who in dead)
         counts = (died or run.ended == "failed") and not run.handed_back
-        if counts and not _ended_before(bucket, run.entry, run.at_s):
+        if counts and not ended_before(bucket, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
         counted = seen if policy.max_attempts == 1 else seen - {1}  # a first claim that dies charges no task
@@ -763,7 +757,7 @@ def _suspects(bucket: Bucket) -> dict[tuple[str, int], set[int]]:
     last: dict[str, EntryLease] = {}
     left: dict[str, set[int]] = {}
     for applied, record in _leases(bucket):
-        entry = _entry(applied.key)
+        entry = applied.entry
         before = last.get(entry)
         if before is not None and record.token > before.token and before.state is State.HELD:
             left.setdefault(entry, set()).update(_running(before))
@@ -781,10 +775,8 @@ def _ended_tasks_do_not_start(bucket: Bucket, model: QueueModel) -> None:
     Of any other entry the task must still be there once its lease is created. (It may be there again, by a late copy
     of its push.)
     """
-    claims = {(_entry(applied.key), record.token): applied.at_s for applied, record in reversed([*_leases(bucket)])}
-    created = {
-        (_entry(applied.key), applied.who): applied.at_s for applied, record in _leases(bucket) if record.token == 1
-    }
+    claims = {(applied.entry, record.token): applied.at_s for applied, record in reversed([*_leases(bucket)])}
+    created = {(applied.entry, applied.who): applied.at_s for applied, record in _leases(bucket) if record.token == 1}
     for run in model.runs:
         if is_minted(run.entry) and run.token == 1:
             since_s = created.get((run.entry, run.who), run.at_s)
@@ -792,7 +784,7 @@ def _ended_tasks_do_not_start(bucket: Bucket, model: QueueModel) -> None:
                 raise Violation(f"{run.who} started {run.id}, whose task was gone when it was claimed")
             continue
         claimed_at_s = claims.get((run.entry, run.token), run.at_s)
-        if _ended_before(bucket, run.entry, claimed_at_s):
+        if ended_before(bucket, run.entry, claimed_at_s):
             raise Violation(f"{run.who} started {run.id} (token {run.token}), which had ended before it was claimed")
 
 
@@ -808,10 +800,6 @@ def _task_exists_between(bucket: Bucket, entry: str, since_s: float, until_s: fl
     return there
 
 
-def _entry(key: str) -> str:
-    return key.rsplit("/", 2)[1]
-
-
 def _only_abandoned_entries_are_taken(bucket: Bucket, plan: RunPlan) -> None:
     for applied, at_s, before, record in bucket.successive(EntryLease, suffix="/lease.json"):
         if record.token < before.token:
@@ -819,7 +807,7 @@ def _only_abandoned_entries_are_taken(bucket: Bucket, plan: RunPlan) -> None:
         rested_s = applied.at_s - at_s
         wanted_s = before.ttl_s if before.state is State.HELD else before.wait_s - 1
         early = record.token > before.token and rested_s < wanted_s and plan.sane_clocks
-        if early and not _ended_before(bucket, _entry(applied.key), applied.at_s):
+        if early and not ended_before(bucket, applied.entry, applied.at_s):
             raise Violation(
                 f"{applied.key}: {record.worker_id} took it {rested_s:.2f} s after {before.worker_id} wrote "
                 f"{before.state.value}, not {wanted_s:g} s"
@@ -834,7 +822,7 @@ def _no_renewal_past_the_time(bucket: Bucket, model: QueueModel, policy: Policy)
     for run in model.runs:
         starts.setdefault((run.who, run.entry, run.token), []).append(run)
     for sent in bucket.renewals("lease.renew"):
-        for run in starts.get((sent.who, _entry(sent.key), sent.token), ()):
+        for run in starts.get((sent.who, sent.key.rsplit("/", 2)[1], sent.token), ()):
             if run.at_s + policy.timeout_s + 1 < sent.at_s < run.ended_at_s:
                 raise Violation(f"{sent.who} renewed {sent.key} {sent.at_s - run.at_s:.1f} s after {run.id} began")
 

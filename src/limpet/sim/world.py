@@ -102,9 +102,12 @@ class SimProcess:
     boot_offset_s: float = 0.0
     wall_offset_s: float = 0.0
     newer: bool = False
+    """Whether it runs a later version of the program."""
     tasks: list[SimTask] = field(default_factory=list)
     calls: int = 0
+    """How many requests it has sent."""
     served: int = 0
+    """How many mutations the bucket had seen when it last answered this process."""
     in_flight: dict[int, PendingRequest] = field(default_factory=dict)
 
     def renewals(self) -> list[SimTask]:
@@ -131,7 +134,9 @@ class World:
         self.now_s = 0.0
         self.store_offset_s = 0.0
         self.over = False
+        """Whether the run has ended: no task goes on."""
         self.healed = False
+        """Whether the faults have stopped."""
         self.trace: list[TraceEvent] = []
         self.faults: list[str] = []
         self.fault_counts: Counter[str] = Counter()
@@ -247,7 +252,10 @@ class World:
                     task.glet.throw(Killed)
 
     def chance(self, *parts: int) -> float:
-        """A number in [0, 1) that depends on the seed and `parts` only."""
+        """A number in [0, 1) that depends on the seed and `parts` only.
+
+        The first part is a number of its own for each question, so that two questions get independent answers.
+        """
         head = parts[:-1]
         state = self._mixed_heads.get(head)
         if state is None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NewType, TypeVar
 
 import msgspec
 
-from limpet.errors import Corrupt, LimpetError, Missing
+from limpet.errors import Conflict, Corrupt, LimpetError, Missing, NotModified
 from limpet.keys import Key, clock_key
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import FAN_OUT_MAX, Runtime
-from limpet.store.clock import StoreClock
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -65,6 +64,41 @@ class Put(msgspec.Struct, frozen=True):
     key: Key
     data: bytes
     when: When = Always()
+
+
+class StoreClock:
+    """A lower bound of the store's clock (F13, F14): the newest LastModified seen, plus the time since then on this
+    machine's monotonic clock.
+
+    The store stamped that LastModified before this process saw it, so the sum never exceeds the store's time while both
+    clocks run at the same rate. A LastModified in whole seconds is rounded down, so it stays a lower bound.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._sample: tuple[datetime, float] | None = None
+
+    def observe(self, modified: datetime) -> None:
+        """Take note of a LastModified in an answer."""
+        if self._sample is not None and modified <= self._sample[0]:
+            return  # most objects are older than the sample; for them this comparison is enough
+        bound = self.read(max_age_s=None)
+        if bound is None or modified > bound:
+            self.reset(modified)
+
+    def reset(self, modified: datetime) -> None:
+        """Replace the sample by the LastModified of an object that was written just now, even if it is lower."""
+        self._sample = (modified, self._runtime.elapsed_s())
+
+    def read(self, *, max_age_s: float | None) -> datetime | None:
+        """The bound; None when nothing was seen, or nothing within `max_age_s`."""
+        if self._sample is None:
+            return None
+        modified, seen_at_s = self._sample
+        age_s = self._runtime.elapsed_s() - seen_at_s
+        if max_age_s is not None and age_s > max_age_s:
+            return None
+        return modified + timedelta(seconds=age_s)
 
 
 class Store(ABC):
@@ -216,7 +250,10 @@ class Store(ABC):
 
 
 class WrappedStore(Store):
-    """A store that forwards to another one, `inner`. With the same runtime, both use one `StoreClock`."""
+    """A store that forwards to another one, `inner`. With the same runtime, both use one `StoreClock`.
+
+    `_send` is called before each request; a wrapper overrides it to count, delay or refuse requests.
+    """
 
     def __init__(self, inner: Store, runtime: Runtime) -> None:
         super().__init__(runtime, inner._clock if inner._runtime is runtime else None)
@@ -224,6 +261,71 @@ class WrappedStore(Store):
         self.at_once = inner.at_once
         self.conflict_is_final = inner.conflict_is_final
         self.far = inner.far
+
+    def get(
+        self,
+        key: Key,
+        *,
+        range: tuple[int, int] | None = None,
+        if_match: Version | None = None,
+        if_none_match: Version | None = None,
+        size_max: int | None = RECORD_BYTES_MAX,
+    ) -> Blob:
+        full = self._send("get", key)
+        blob = self.inner.get(full, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        return self._received(blob)
+
+    def head(self, key: Key) -> Stat:
+        return self._seen(self.inner.head(self._send("head", key)))
+
+    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
+        return self.inner.put(self._send("put", key, size=len(data)), data, when=when)
+
+    def delete(self, key: Key) -> None:
+        self.inner.delete(self._send("delete", key))
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        return map(self._seen, self.inner.list(self._send("list", Key(prefix)), after=after))
+
+    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
+        return [*map(self._seen, self.inner.sample(self._send("list", Key(prefix)), n))]
+
+    def list_dirs(self, prefix: str = "") -> Sequence[str]:
+        return self.inner.list_dirs(self._send("list", Key(prefix)))
+
+    def change_token(self, prefix: str) -> str | None:
+        return self.inner.change_token(prefix)
+
+    def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
+        """A request is about to be sent, with `size` bytes; returns the key, or the prefix of a listing, in `inner`."""
+        return key
+
+    def _received(self, blob: Blob) -> Blob:
+        """An object was read."""
+        self._clock.observe(blob.modified)
+        return blob
+
+    def _seen(self, stat: Stat) -> Stat:
+        """An object was listed, or its metadata read."""
+        self._clock.observe(stat.modified)
+        return stat
+
+
+def check_read(key: Key, version: Version, if_match: Version | None, if_none_match: Version | None) -> None:
+    """Check the conditions of a read against an object's version.   Raises: Conflict; NotModified."""
+    if if_match is not None and version != if_match:
+        raise Conflict(f"{key} is no longer version {if_match}")
+    if if_none_match is not None and version == if_none_match:
+        raise NotModified(f"{key} is still version {if_none_match}")
+
+
+def check_put(key: Key, version: Version | None, when: When) -> None:
+    """Check the condition of a put against the object's version, None if there is none.   Raises: Conflict."""
+    match when:
+        case Absent() if version is not None:
+            raise Conflict(f"{key} exists")
+        case Match(wanted) if version != wanted:
+            raise Conflict(f"{key} is no longer version {wanted}")
 
 
 def check_size(key: Key, size: int, size_max: int | None) -> None:

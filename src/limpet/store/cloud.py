@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
 JUMP_MAX = 10.0
+"""The first sample of a large prefix starts up to 2**10 pages ahead, by the distance between the keys of a page."""
 
 _CLIENT = {"connect_timeout": "5s", "pool_idle_timeout": "10s"}
 # A read may take an hour if bytes keep coming. No bytes come while a put uploads, so it has a limit for the whole: ten
@@ -75,7 +76,9 @@ _FAILURES = (BaseError, OSError)
 
 _LAST = "\U0010ffff"
 _DIGITS = 16
+"""How many characters of a key `key_between` reads as digits."""
 _CARRY = 4
+"""How many characters before the first difference may change when a digit overflows."""
 
 _key = attrgetter("key")
 
@@ -268,7 +271,7 @@ class CloudStore(Store):
         last = seen
         for below, start in starts:
             for page in self._raw_pages(below, start, name):
-                listed = self._ours(page.objects, folder)
+                listed = self._listable(page.objects, folder)
                 if self.list_order == "keys":
                     listed, last = _in_order(listed, last)
                 if listed:
@@ -276,7 +279,7 @@ class CloudStore(Store):
                     more = page.token is not None or below != folder
                     yield ListedPage([self._described(meta) for meta in listed], more=more)
 
-    def _ours(self, objects: Sequence[Mapping[str, Any]], folder: str) -> Sequence[Mapping[str, Any]]:
+    def _listable(self, objects: Sequence[Mapping[str, Any]], folder: str) -> Sequence[Mapping[str, Any]]:
         """The objects that the client could have listed, without the store's prefix. A warning for each other one."""
         found: list[Mapping[str, Any]] = []
         for meta in objects:
@@ -379,7 +382,7 @@ class CloudStore(Store):
         return sorted(path.rsplit("/", 1)[-1] for path in found["common_prefixes"])
 
     def _folder_names(self, page: s3_list.RawPage, folder: str) -> Iterator[str]:
-        self._ours(page.objects, folder)
+        self._listable(page.objects, folder)
         for each in page.folders:
             path = self._relative(each).removesuffix("/")
             _check_below(path, folder)

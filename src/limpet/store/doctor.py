@@ -22,7 +22,7 @@ from limpet.records import decode, encode
 from limpet.runtime import Runtime, system
 from limpet.store.api import Absent, Match, Put, Store, Version
 from limpet.store.directory import DirectoryStore
-from limpet.store.probe import Findings, quick
+from limpet.store.probe import Findings, probe_conditions
 
 CREATORS = 32
 SWAPPERS = 8
@@ -99,7 +99,7 @@ def _folder(key: Key) -> str:
 
 
 def _conditional_writes(context: DoctorContext) -> str:
-    context.findings = quick(context.store, runtime=context.runtime)
+    context.findings = probe_conditions(context.store, runtime=context.runtime)
     return f"create and swap are honoured ({context.findings.etag_style} ETags)"
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from limpet.errors import Conflict, Invalid, Missing, NotModified
+from limpet.errors import Invalid, Missing
 from limpet.keys import Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_put, check_read, check_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,7 @@ class MemoryStore(Store):
         size_max: int | None = RECORD_BYTES_MAX,
     ) -> Blob:
         entry = self._find(key)
-        if if_match is not None and entry.version != if_match:
-            raise Conflict(f"{key} is no longer version {if_match}")
-        if if_none_match is not None and entry.version == if_none_match:
-            raise NotModified(f"{key} is still version {if_none_match}")
+        check_read(key, entry.version, if_match, if_none_match)
         if range is None:
             check_size(key, len(entry.data), size_max)
             data = entry.data
@@ -62,11 +59,7 @@ class MemoryStore(Store):
         check(key)
         with self._mutex:
             found = self._objects.get(key)
-            match when:
-                case Absent() if found is not None:
-                    raise Conflict(f"{key} exists")
-                case Match(version) if found is None or found.version != version:
-                    raise Conflict(f"{key} is no longer version {version}")
+            check_put(key, found.version if found else None, when)
             self._written += 1
             version = Version(f"m{self._written}")
             entry = self._objects[key] = _Entry(bytes(data), version, self._runtime.wall())

@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unsupported
 from limpet.keys import Key, check, check_prefix
-from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 
@@ -82,82 +81,47 @@ class MeteredStore(WrappedStore):
             cost.requests, cost.refused = spent.requests, spent.refused
             cost.read_bytes, cost.written_bytes = spent.read_bytes, spent.written_bytes
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        check(key)
-        self._charge("get")
-        blob = self.inner.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
-        self._clock.observe(blob.modified)
-        with self._mutex:
-            self._spent.read_bytes += len(blob.data)
-        return blob
-
-    def head(self, key: Key) -> Stat:
-        check(key)
-        self._charge("head")
-        return self._seen(self.inner.head(key))
-
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        check(key)
-        self._charge("put", written_bytes=len(data))
         try:
-            return self.inner.put(key, data, when=when)
+            return super().put(key, data, when=when)
         except Conflict:
             with self._mutex:
                 self._spent.refused += 1
             raise
 
-    def delete(self, key: Key) -> None:
-        check(key)
-        self._charge("delete")
-        self.inner.delete(key)
-
     def delete_in_order(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            check(key)
-            self._charge("delete")
+            self._send("delete", key)
         self.inner.delete_in_order(keys)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """A page counts when its first object is reached, and only there the budget is checked."""
-        check_prefix(prefix)
-        self._charge("list")
-        for i, stat in enumerate(self.inner.list(prefix, after=after)):
+        for i, stat in enumerate(super().list(prefix, after=after)):
             if i and i % PAGE == 0:
                 self._charge("list")
-            yield self._seen(stat)
+            yield stat
 
     def sample(self, prefix: str, n: int) -> Sequence[Stat]:
         """Counted as one LIST per 1,000 objects returned."""
-        check_prefix(prefix)
-        self._charge("list")
-        found = self.inner.sample(prefix, n)
-        self._pages_after_first(len(found))
-        if found:
-            self._clock.observe(max(stat.modified for stat in found))
-        return found
+        return self._pages_after_first(super().sample(prefix, n))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        check_prefix(prefix)
-        self._charge("list")
-        names = self.inner.list_dirs(prefix)
-        self._pages_after_first(len(names))
-        return names
+        return self._pages_after_first(super().list_dirs(prefix))
 
-    def change_token(self, prefix: str) -> str | None:
-        """Not counted: it is no request."""
-        return self.inner.change_token(prefix)
+    def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
+        (check_prefix if verb == "list" else check)(key)
+        self._charge(verb, written_bytes=size)
+        return key
 
-    def _pages_after_first(self, entries: int) -> None:
-        for _ in range(PAGE, entries, PAGE):
+    def _received(self, blob: Blob) -> Blob:
+        with self._mutex:
+            self._spent.read_bytes += len(blob.data)
+        return super()._received(blob)
+
+    def _pages_after_first(self, found: Sequence[T]) -> Sequence[T]:
+        for _ in range(PAGE, len(found), PAGE):
             self._charge("list")
+        return found
 
     def _charge(self, verb: str, *, written_bytes: int = 0) -> None:
         if self._before_first is not None:
@@ -170,10 +134,6 @@ class MeteredStore(WrappedStore):
                 )
             self._spent.requests[verb] = self._spent.requests.get(verb, 0) + 1
             self._spent.written_bytes += written_bytes
-
-    def _seen(self, stat: Stat) -> Stat:
-        self._clock.observe(stat.modified)
-        return stat
 
 
 class LazyStore(MeteredStore, Generic[T]):

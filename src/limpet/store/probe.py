@@ -24,7 +24,7 @@ CONDITIONS_HINT = (
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `quick` found, kept in limpet.json. `at` and `by` (the version of limpet) are for people."""
+    """What `probe_conditions` found, kept in limpet.json. `at` and `by` (the version of limpet) are for people."""
 
     conditional: bool
     etag_style: EtagStyle
@@ -37,7 +37,7 @@ class _Styled(Protocol):
     etag_style: EtagStyle
 
 
-def quick(store: Store, *, runtime: Runtime | None = None) -> Findings:
+def probe_conditions(store: Store, *, runtime: Runtime | None = None) -> Findings:
     """Check that `store` honours conditional writes, and find the ETag style that it expects (see `use_etag_style`).
 
     Raises: Unsupported, naming what the store ignores; Denied, Unavailable or OutcomeUnknown as the store does.

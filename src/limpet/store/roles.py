@@ -11,9 +11,9 @@ delete objects whose tokens must keep rising: locks, slots, heads, sequences (F1
 `tables` is for programs that read and write tables (Spark, DuckDB, PyIceberg): they send commits to the API, and write
 data files only. They may neither put nor delete `*.metadata.json`, which only the API writes.
 
-`pusher` puts tasks, rewrites the bell of their queue, and reads their results. Without the right to put `bell.json` a
-push still succeeds; idle workers then notice it within a minute. `worker` and `pusher` can be narrowed to some queues:
-every pattern below `queues/` then applies to these queues only.
+`pusher` puts tasks, sends signals to them, rewrites the bell of their queue, and reads their results. Without the right
+to put `bell.json` a push still succeeds; idle workers then notice it within a minute. `worker` and `pusher` can be
+narrowed to some queues: every pattern below `queues/` then applies to these queues only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import msgspec
 
 from limpet.errors import Denied, Invalid
 from limpet.keys import Key, QueueKeys, check, check_prefix, clock_key, join
-from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
+from limpet.store.api import Stat, Store, WrappedStore
 
 Role = Literal["api", "compactor", "compiler", "pusher", "reader", "supervisor", "tables", "worker"]
 Verb = Literal["get", "put", "list", "delete"]
@@ -43,6 +42,9 @@ NARROWED: tuple[Role, ...] = ("pusher", "worker")
 
 UNWRITTEN: Mapping[Role, tuple[str, ...]] = MappingProxyType({"tables": (".metadata.json",)})
 """Endings of keys that a role may neither put nor delete, whatever its patterns say."""
+
+_VERBS: Mapping[str, Verb] = {"get": "get", "head": "get", "put": "put", "delete": "delete"}
+"""The right that a request needs."""
 
 _LOOK: frozenset[Verb] = frozenset({"get", "list"})
 _KEEP: frozenset[Verb] = frozenset({"get", "put", "list"})
@@ -62,6 +64,7 @@ _QUEUES: Grants = {
     "queues/*/failed/": _OWN,
     "queues/*/parts/": _OWN,
     "queues/*/steps/": _OWN,
+    "queues/*/pushes/": _OWN,
     "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
@@ -111,6 +114,8 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "queues/*/pending/*/task.json": frozenset({"get", "put", "delete"}),
             "queues/*/pending/*/tasks.jsonl": _SWAP,
             "queues/*/scheduled/*/": _SWAP,
+            "queues/*/pushes/": _SWAP,
+            "queues/*/steps/*/signals/": _SWAP,
             "queues/*/bell.json": _SWAP,
         },
         "reader": {"": _LOOK},
@@ -230,40 +235,9 @@ class ScopedStore(WrappedStore):
         self.role = None if role is None else check_role(role)
         self._roots = check_queues(self.role, queues) if self.role is not None else ()
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        blob = self.inner.get(
-            self._full("get", key), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
-        )
-        self._clock.observe(blob.modified)
-        return blob
-
-    def head(self, key: Key) -> Stat:
-        return self._seen(self.inner.head(self._full("get", key)))
-
-    def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
-        return self.inner.put(self._full("put", key), data, when=when)
-
-    def delete(self, key: Key) -> None:
-        self.inner.delete(self._full("delete", key))
-
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """A forbidden prefix is `Denied` at the call, not at the first step."""
-        found = self.inner.list(self._below(prefix), after=join(self.prefix, after) if after else None)
-        return map(self._seen, found)
-
-    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        return [self._seen(stat) for stat in self.inner.sample(self._below(prefix), n)]
-
-    def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        return self.inner.list_dirs(self._below(prefix))
+        return super().list(prefix, after=join(self.prefix, after) if after else None)
 
     def change_token(self, prefix: str) -> str | None:
         return self.inner.change_token(self._below(prefix))
@@ -286,9 +260,11 @@ class ScopedStore(WrappedStore):
     def _may(self, verb: Verb, key: str) -> bool:
         return self.role is None or allows(self.role, verb, key, self._roots)
 
-    def _full(self, verb: Verb, key: Key) -> Key:
+    def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
+        if verb == "list":
+            return Key(self._below(key))
         check(key)
-        self._demand(verb, key)
+        self._demand(_VERBS[verb], key)
         return join(self.prefix, key)
 
     def _below(self, prefix: str) -> str:
@@ -304,5 +280,5 @@ class ScopedStore(WrappedStore):
             )
 
     def _seen(self, stat: Stat) -> Stat:
-        self._clock.observe(stat.modified)
+        super()._seen(stat)
         return msgspec.structs.replace(stat, key=Key(stat.key[len(self.prefix) + 1 :])) if self.prefix else stat

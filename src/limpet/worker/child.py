@@ -36,10 +36,12 @@ from limpet.queue import BucketQueue
 from limpet.runtime import Flag, Runtime, system
 from limpet.store import MeteredStore, ScopedStore
 from limpet.worker.protocol import (
+    STOP_SIGNALS,
     Backlog,
     ControlPipe,
     EventKind,
     LogLine,
+    SignalPipe,
     StartRefused,
     StoreRequests,
     TaskCounts,
@@ -49,7 +51,6 @@ from limpet.worker.protocol import (
     encode_line,
 )
 from limpet.worker.runner import Job, UserCall, current_task, one_line
-from limpet.worker.signals import STOP_SIGNALS, SignalPipe
 from limpet.worker.worker import Worker
 
 TICK_S = 0.25

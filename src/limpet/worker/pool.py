@@ -23,9 +23,11 @@ from limpet.runtime import Runtime
 from limpet.worker.protocol import (
     NOW,
     STOP,
+    STOP_SIGNALS,
     EventKind,
     Message,
     PipeReader,
+    SignalPipe,
     StartRefused,
     TaskCounts,
     WorkerEnded,
@@ -34,7 +36,6 @@ from limpet.worker.protocol import (
     decode_message,
     encode_line,
 )
-from limpet.worker.signals import STOP_SIGNALS, SignalPipe
 
 BACKOFF_S = 0.5
 BACKOFF_MAX_S = 30.0

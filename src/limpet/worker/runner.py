@@ -397,9 +397,11 @@ def record_done(task: Task, value: Any) -> tuple[bool, str]:
 
 
 def one_line(error: BaseException) -> str:
-    """The type of the error and the first line of its text."""
+    """The type of the error, the first line of its text, and the hint if it is one of ours."""
     said, _, more = str(error).strip().partition("\n")
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, LimpetError) and error.hint not in ("", error.default_hint):
+        text += f" (hint: {error.hint})"
     return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
 
 

@@ -1,26 +1,26 @@
-"""Tables of another catalog (REST, SQL, or any that PyIceberg opens), registered in this one.
+"""Tables and views of another catalog (REST, SQL, Glue, or any that PyIceberg opens), registered in this one.
 
 Only names and locations of metadata are taken from the other catalog; no data is copied, and it is not changed. So the
-files of a table must be in this warehouse already, as for every registration. An import that was interrupted is started
-again: what is here already is left as it is.
+files of a table or view must be in this warehouse already, as for every registration. An import that was interrupted is
+started again: what is here already is left as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyCatalog
 from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.rest import Endpoints, RestCatalog
+from pyiceberg.catalog.rest import Endpoints, IdentifierKind, RestCatalog
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import draft_registered
-from limpet.catalog.state import NoSuchTable
+from limpet.catalog.entries import Draft, draft_registered, draft_registered_view
+from limpet.catalog.state import Content, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Document
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
 
@@ -28,21 +28,27 @@ NAMESPACES_MAX = 1_000_000
 LEVELS_MAX = 32
 LOCATION_CHARACTERS_MAX = 4096
 
+GLUE = "glue://"
+
 Outcome = Literal["imported", "present", "differs", "failed"]
+_KINDS: Mapping[Content, str] = {"t": "table", "v": "view"}
 
 
-def _sql_errors() -> tuple[type[Exception], ...]:
-    try:
+def _driver_errors() -> Iterator[type[Exception]]:
+    with suppress(ImportError):  # only a SQL catalog needs it
         from sqlalchemy.exc import SQLAlchemyError
-    except ImportError:  # only a SQL catalog needs it
-        return ()
-    return (SQLAlchemyError,)
+
+        yield SQLAlchemyError
+    with suppress(ImportError):  # only Glue needs it
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        yield from (BotoCoreError, ClientError)
 
 
 _UNREADABLE: tuple[type[Exception], ...] = (
     *(kind for kind in vars(pyiceberg.exceptions).values() if isinstance(kind, type) and issubclass(kind, Exception)),
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, NotImplementedError, RuntimeError),
-    *_sql_errors(),
+    *_driver_errors(),
 )
 """What PyIceberg and its clients raise for a catalog that cannot be read."""
 _OF_ONE_TABLE = (Conflict, Corrupt, Denied, Invalid, Missing, Unsupported)
@@ -51,10 +57,10 @@ _OF_ONE_TABLE = (Conflict, Corrupt, Denied, Invalid, Missing, Unsupported)
 
 @dataclass(frozen=True, slots=True)
 class ImportedTable:
-    """What became of one table of the other catalog.
+    """What became of one table or view of the other catalog.
 
-    `imported`: it was registered, or would be. `present`: it was imported before. `differs`: a table of this name is
-    here, and it is not this one, or another version of it. `failed`: for `reason`.
+    `imported`: it was registered, or would be. `present`: it was imported before. `differs`: a table or view of this
+    name is here, and it is not this one, or another version of it. `failed`: for `reason`.
     """
 
     namespace: tuple[str, ...]
@@ -62,6 +68,7 @@ class ImportedTable:
     outcome: Outcome
     location: str = ""
     reason: str = ""
+    kind: str = "table"
 
 
 class ImportWriter(Protocol):
@@ -73,10 +80,14 @@ class ImportWriter(Protocol):
     def register_table(self, namespace: Sequence[str], name: str, metadata_location: str) -> object:
         """Register a table.   Raises: Conflict; Invalid; Missing."""
 
+    def register_view(self, namespace: Sequence[str], name: str, metadata_location: str) -> object:
+        """Register a view.   Raises: Conflict; Invalid; Missing."""
+
 
 class SourceCatalog:
-    """Another catalog. `options`: settings of PyIceberg, such as `warehouse`; its configuration file and environment
-    variables for a catalog of that `name` count too, so that secrets need not be on a command line.
+    """Another catalog; `glue://REGION` is that of an AWS account. `options`: settings of PyIceberg, as `warehouse`; its
+    configuration file and environment variables for a catalog of that `name` count too, so that secrets need not be
+    on a command line.
 
     Each method raises Unavailable if the catalog cannot be read.
     """
@@ -87,6 +98,9 @@ class SourceCatalog:
             raise Invalid(f"there is no file {path!r:.200}", hint="write sqlite:////absolute/path.db")
         self.uri = uri
         settings = {"init_catalog_tables": "false", **(options or {}), "uri": uri}
+        if uri.startswith(GLUE):
+            region = uri.removeprefix(GLUE)
+            settings |= {"type": "glue", **({"glue.region": region} if region else {})}
         with _reading(f"the catalog at {_hidden(uri)} cannot be opened"):
             self._catalog: PyCatalog = load_catalog(name, **settings)
 
@@ -114,25 +128,34 @@ class SourceCatalog:
         except _UNREADABLE:  # a namespace of a SQL catalog may be nothing but a part of a name
             return {}
 
-    def tables(self, namespace: tuple[str, ...]) -> list[str]:
-        """The names of its tables."""
-        with _reading(f"the tables of {'.'.join(namespace)!r:.200} cannot be listed"):
-            return sorted({str(each[-1]) for each in self._catalog.list_tables(namespace)})
+    def names(self, kind: Content, namespace: tuple[str, ...]) -> list[str]:
+        """The names of its tables, or of its views: none where the catalog has no views."""
+        with _reading(f"the {_KINDS[kind]}s of {'.'.join(namespace)!r:.200} cannot be listed"):
+            try:
+                found = (self._catalog.list_tables if kind == "t" else self._catalog.list_views)(namespace)
+            except NotImplementedError:
+                found = []
+            return sorted({str(each[-1]) for each in found})
 
-    def location(self, namespace: tuple[str, ...], name: str) -> str:
-        """The location of a table's current metadata, which is not parsed.   Raises: Unavailable."""
-        identifier = (*namespace, name)
+    def location(self, kind: Content, namespace: tuple[str, ...], name: str) -> str:
+        """The location of the current metadata of a table or view, which is not parsed.   Raises: Unavailable."""
+        identifier, catalog = (*namespace, name), self._catalog
         with _reading(f"{'.'.join(identifier)!r:.200} cannot be loaded"):
-            if isinstance(self._catalog, RestCatalog):
-                return _text(_rest_location(self._catalog, identifier))
-            if hasattr(self._catalog, "engine"):
-                return _text(_sql_location(self._catalog, namespace, name))
-            return _text(self._catalog.load_table(identifier).metadata_location)
+            if isinstance(catalog, RestCatalog):
+                return _text(_rest_location(catalog, kind, identifier))
+            if hasattr(catalog, "engine"):
+                return _text(_sql_location(catalog, namespace, name))
+            if hasattr(catalog, "_get_glue_table"):
+                return _text(catalog._get_glue_table(".".join(namespace), name)["Parameters"]["metadata_location"])
+            return _text(catalog.load_table(identifier).metadata_location)
 
 
-def _rest_location(catalog: RestCatalog, identifier: tuple[str, ...]) -> Any:
-    url = catalog.url(Endpoints.load_table, prefixed=True, **catalog._split_identifier_for_path(identifier))
-    answer = catalog._session.get(url, params={"snapshots": "refs"})
+def _rest_location(catalog: RestCatalog, kind: Content, identifier: tuple[str, ...]) -> Any:
+    endpoint = Endpoints.load_table if kind == "t" else Endpoints.load_view
+    names = catalog._split_identifier_for_path(identifier, IdentifierKind.TABLE if kind == "t" else IdentifierKind.VIEW)
+    answer = catalog._session.get(
+        catalog.url(endpoint, prefixed=True, **names), params={"snapshots": "refs"} if kind == "t" else None
+    )
     answer.raise_for_status()
     return answer.json()["metadata-location"]
 
@@ -181,22 +204,21 @@ def import_tables(
     catalog: Catalog,
     writing: Callable[[], AbstractContextManager[ImportWriter]] | None,
 ) -> Iterator[ImportedTable]:
-    """Register all tables of `source` in `catalog`; without `writing`, only compare.
+    """Register all tables, then all views of each namespace of `source` in `catalog`; without `writing`, only compare.
 
     Raises: Unavailable; NotLeader; OutcomeUnknown: then start it again.
-    Cost: for each table 1 request to the source, 1 GET of the head, 1 GET of the metadata; for a new one also a
-    registration (`Catalog.register_table`). Crash: the tables so far are registered.
+    Cost: for each table or view 1 request to the source, 1 GET of the head, 1 GET of the metadata; for a new one also a
+    registration (`Catalog.register_table`). Crash: those so far are registered.
     """
     with writing() if writing is not None else nullcontext() as writer:
         for namespace, properties in source.namespaces():
-            names = source.tables(namespace)
-            if writer is not None:
-                problem = _make(writer, namespace, properties)
+            names = [(kind, name) for kind in _KINDS for name in source.names(kind, namespace)]
+            problem = _make(writer, namespace, properties) if writer is not None else ""
+            for kind, name in names:
                 if problem:
-                    yield from (ImportedTable(namespace, name, "failed", reason=problem) for name in names)
-                    continue
-            for name in names:
-                yield _imported(source, catalog, writer, namespace, name)
+                    yield ImportedTable(namespace, name, "failed", reason=problem, kind=_KINDS[kind])
+                else:
+                    yield _imported(source, catalog, writer, kind, namespace, name)
 
 
 def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[str, str]) -> str:
@@ -218,27 +240,34 @@ def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[
 
 
 def _imported(
-    source: SourceCatalog, catalog: Catalog, writer: ImportWriter | None, namespace: tuple[str, ...], name: str
+    source: SourceCatalog,
+    catalog: Catalog,
+    writer: ImportWriter | None,
+    kind: Content,
+    namespace: tuple[str, ...],
+    name: str,
 ) -> ImportedTable:
-    location = ""
+    location = reason = ""
+    outcome: Outcome = "failed"
     try:
-        location = catalog.warehouse.canonical(source.location(namespace, name))
-        wanted = catalog.warehouse.location(draft_registered(catalog.warehouse, location).entry.path)
-        outcome = _compared(catalog, namespace, name, wanted)
-        if outcome == "imported" and writer is not None:
-            writer.register_table(namespace, name, location)
+        location = catalog.warehouse.canonical(source.location(kind, namespace, name))
+        compare, draft = (_compared, draft_registered) if kind == "t" else (_compared_view, draft_registered_view)
+        outcome = compare(catalog, namespace, name, draft(catalog.warehouse, location))
+        if outcome == "differs":
+            reason = f"a {_KINDS[kind]} of this name is here, with other metadata"
+        elif outcome == "imported" and writer is not None:
+            (writer.register_table if kind == "t" else writer.register_view)(namespace, name, location)
     except Unavailable as error:
         if location:
             raise
-        return ImportedTable(namespace, name, "failed", location, _short(error))
+        reason = _short(error)
     except _OF_ONE_TABLE as error:
-        return ImportedTable(namespace, name, "failed", location, _short(error))
-    reason = "a table of this name is here, with other metadata" if outcome == "differs" else ""
-    return ImportedTable(namespace, name, outcome, location, reason)
+        outcome, reason = "failed", _short(error)
+    return ImportedTable(namespace, name, outcome, location, reason, _KINDS[kind])
 
 
-def _compared(catalog: Catalog, namespace: tuple[str, ...], name: str, wanted: str) -> Outcome:
-    """`wanted`: where a registration puts its copy of the metadata; its name has a digest of it.
+def _compared(catalog: Catalog, namespace: tuple[str, ...], name: str, wanted: Draft) -> Outcome:
+    """`wanted`: what a registration writes; the name of its metadata file has a digest of it.
 
     So a table whose metadata is that file, or has it in its log, was imported before.
     """
@@ -248,4 +277,16 @@ def _compared(catalog: Catalog, namespace: tuple[str, ...], name: str, wanted: s
         return "imported"
     log = Document(found.metadata).json().get("metadata-log") or ()
     before = [entry.get("metadata-file") for entry in log if isinstance(entry, Mapping)]
-    return "present" if wanted in (found.metadata_location, *before) else "differs"
+    here = (found.metadata_location, *before)
+    return "present" if catalog.warehouse.location(wanted.entry.path) in here else "differs"
+
+
+def _compared_view(catalog: Catalog, namespace: tuple[str, ...], name: str, wanted: Draft) -> Outcome:
+    """A view that has all versions of the other one was imported before; it may have newer ones."""
+    try:
+        found = Document(catalog.load_view(namespace, name).metadata).json()
+    except NoSuchView:
+        return "imported"
+    other = wanted.document.json()
+    is_same = found["view-uuid"] == other["view-uuid"]
+    return "present" if is_same and all(each in found["versions"] for each in other["versions"]) else "differs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from limpet.cli import group, lines
-from limpet.cli.index import files, maintain, records
+from limpet.cli.index import maintain, records
 
 __all__ = ["app"]
 
@@ -17,8 +17,8 @@ app = group(
     records.get,
     records.delete,
     records.sql,
-    files.import_,
-    files.export,
+    records.import_,
+    records.export,
     maintain.compile,
     maintain.publish,
     maintain.verify,

@@ -133,7 +133,7 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
     """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
     from limpet.runtime import system
-    from limpet.worker.signals import STOP_SIGNALS, SignalPipe
+    from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
 
     runtime = system()
     pause_s = every_s

@@ -22,7 +22,7 @@ from limpet.errors import Invalid, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from limpet.index import Index
-    from limpet.index.codec.lines import Field, Schema
+    from limpet.index.codec import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
 IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
@@ -73,7 +73,7 @@ def key_of(schema: Schema, text: str) -> str | int:
     """The key for the text of an argument.   Raises: Invalid."""
     from limpet.index.formats.api import from_text
 
-    kind = schema.fields[schema.shape.key_at].type
+    kind = schema.fields[schema.shape.key_column].type
     if kind != "integer":
         return text
     try:
@@ -85,7 +85,7 @@ def key_of(schema: Schema, text: str) -> str | int:
 
 def field_of(text: str, *, always_optional: bool = False) -> Field:
     """The column for `name:type`, with `?` at the end if it may be null.   Raises: Invalid."""
-    from limpet.index.codec.lines import KINDS, Field
+    from limpet.index.codec import KINDS, Field
 
     name, colon, typed = text.rpartition(":")
     kind = typed.removesuffix("?")

@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.codec.lines import (
+from limpet.index.codec import (
     INTEGER_END,
     JSON_KINDS,
     LINE_BYTES_MAX,
@@ -247,7 +247,7 @@ class TextFormat(Format, Protocol):
 
         def record(line: bytes) -> str:
             texts = line.decode().split(SEPARATOR.decode())
-            del texts[schema.shape.gone_at]
+            del texts[schema.shape.deleted_column]
             texts += [NULL.decode()] * (len(are_strings) - len(texts))
             return self.joined(
                 [

@@ -14,7 +14,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Invalid, Unsupported
-from limpet.index.codec.lines import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
+from limpet.index.codec import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
 from limpet.index.formats.api import (
     Chunk,
     ChunkLimits,

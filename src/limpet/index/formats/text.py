@@ -12,7 +12,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid
-from limpet.index.codec.lines import DELETED, END, LINE_BYTES_MAX, NULL, SEPARATOR, Schema, shown
+from limpet.index.codec import DELETED, END, LINE_BYTES_MAX, NULL, SEPARATOR, Schema, shown
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
@@ -265,7 +265,7 @@ class Usv(Format):
                     f"it is not a record of this index: {shown(line)}",
                     hint="if it is strict USV, use --format strict-usv",
                 ) from None
-            if schema.is_gone(line):
+            if schema.is_tombstone(line):
                 values[DELETED] = True
             return values
 

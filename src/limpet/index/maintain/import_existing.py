@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from limpet import records
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.index.codec.lines import UPDATED_AT, Field, Schema
+from limpet.index.codec import UPDATED_AT, Field, Schema
 from limpet.index.formats.api import from_text
 from limpet.index.maintain import WholeIndex, batches, load, put_packs
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, IndexStorage, Manifest

@@ -14,7 +14,7 @@ import msgspec
 
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Conflict, Held, Invalid, LimpetError
-from limpet.index.codec.lines import END, stamp_text
+from limpet.index.codec import END, stamp_text
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
@@ -33,7 +33,8 @@ from limpet.index.maintain.verify import Repairs, misplaced_in, retire
 from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts
 from limpet.index.writer import READ_NOW_S
 from limpet.keys import Key
-from limpet.lease import Lease, LeaseRecord, State
+from limpet.lease import Lease, LeaseRecord
+from limpet.lease.decide import RESOLUTION_S, is_live
 from limpet.store.api import Absent, Blob, Match, Stat, Version, batched
 from limpet.store.outcome import put_bytes
 
@@ -54,18 +55,17 @@ def at_rest(whole: WholeIndex, quiesced: bool, *, what: str) -> Iterator[Lease]:
         )
     storage = whole.storage
     with sole(whole) as lease:
-        now = storage.store.now(
-            max_age_s=READ_NOW_S
-        )  # before the listing: an object may have a timestamp in the future
+        # read before the listing: an object may have a timestamp in the future
+        now = storage.store.now(max_age_s=READ_NOW_S)
         listed = [stat for stat in storage.store.list(storage.keys.shards) if stat.key.endswith(".lock")]
-        oldest = timedelta(seconds=LOCK_TTL_S + 1)  # F14: LastModified is rounded down
+        oldest = timedelta(seconds=LOCK_TTL_S + RESOLUTION_S)  # F14: LastModified is rounded down
         young = [stat.key for stat in listed if stat.modified + oldest > now and stat.key != storage.keys.lock(ALL)]
         for key, found in storage.store.get_many(young).items():
             if isinstance(found, LimpetError):
                 raise found
             record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
-            if record.state is State.HELD:
-                until = found.modified + timedelta(seconds=record.ttl_s + 1)
+            if is_live(record, modified=found.modified, now=now):
+                until = found.modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)
                 held = Held(key, by=record.label, until=until, token=record.token)
                 held.hint = "a compiler is running: stop it, or wait until its lock expires"
                 raise held
@@ -273,14 +273,14 @@ class _Purge:
     def run(self) -> PurgeReport:
         """Find the shards with tombstones to drop; lower their counts in the manifest; then rewrite them."""
         report = PurgeReport()
-        is_gone = self._manifest.schema.is_gone
+        is_tombstone = self._manifest.schema.is_tombstone
         shrinking: dict[str, Stat] = {}
         counts: dict[str, Count] = {}
         for shard, blob in self._read(self._storage.shard_stats(self._manifest.depth)):
             key = self._storage.keys.shard(shard)
             lines = checked_lines(self._manifest, shard, blob.data, what=key, at_rest=True)
             kept = self._kept(lines)
-            report.kept += sum(map(is_gone, kept))
+            report.kept += sum(map(is_tombstone, kept))
             if len(kept) < len(lines):
                 shrinking[shard] = Stat(key, blob.size, blob.version, blob.modified)
                 counts[shard] = Count(len(kept), sum(len(line) + 1 for line in kept))
@@ -314,5 +314,5 @@ class _Purge:
         return [
             line
             for line in lines
-            if not schema.is_gone(line) or (before is not None and schema.stamp_of(line) >= before)
+            if not schema.is_tombstone(line) or (before is not None and schema.stamp_of(line) >= before)
         ]

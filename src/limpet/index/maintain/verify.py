@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal
 
 from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
-from limpet.index.codec.lines import DELETED, END, UPDATED_AT, Schema, lines_of
+from limpet.index.codec import DELETED, END, UPDATED_AT, Schema, lines_of
 from limpet.index.compiler import is_unexplained, keep, read_quarantined
 from limpet.index.decide import DEPTHS, digest, keys_of, merge, newest, packed, rank, shard_ids, shard_of
 from limpet.index.describe import descriptions
@@ -198,7 +198,7 @@ class _Verifier:
             return
         known = self._manifest.count(shard) if self._counts_make_sense else None
         if known is not None and found.keys < known.records:
-            known = self._again().count(shard)
+            known = self._current().count(shard)
         if known is not None and found.keys < known.records:
             missing = known.records - found.keys
             self._add("lost", key, f"has {found.keys} records, and had {known.records} before: {missing} are lost")
@@ -213,7 +213,7 @@ class _Verifier:
             else:
                 self._folds[shard] = Fold(count, blob.version)
 
-    def _again(self) -> Manifest:
+    def _current(self) -> Manifest:
         """The current manifest, to confirm an apparent problem.   Raises: Conflict if it was resharded."""
         now = load(self._whole).value
         if now.generation != self._manifest.generation:
@@ -226,7 +226,7 @@ class _Verifier:
         try:
             blob = self._storage.store.get(key, size_max=SHARD_BYTES_MAX)
         except Missing:
-            self._again()
+            self._current()
             self._add("missing_shard", key, "is missing, and an index always has all its shards")
         else:
             self._shard(key, shard, blob)
@@ -235,7 +235,7 @@ class _Verifier:
         wanted = descriptions(self._keys, self._whole.name, self._manifest)
         found = self._storage.read(wanted)
         if any(found.get(key) != data for key, data in wanted.items()):
-            for key, data in descriptions(self._keys, self._whole.name, self._again()).items():
+            for key, data in descriptions(self._keys, self._whole.name, self._current()).items():
                 if found.get(key) != data:
                     what = "differs from the manifest" if key in found else "is missing"
                     self._add("description", key, what)
@@ -247,7 +247,7 @@ class _Verifier:
         if wrong is not None:
             self._add("counts", key, wrong)
         elif self._behind(self._manifest):
-            now = self._again()
+            now = self._current()
             behind = self._behind(now)
             if behind:
                 recorded, there = now.count(behind[0]), self._folds[behind[0]].count
@@ -415,7 +415,7 @@ def _wrong_value(line: bytes, schema: Schema, *, where: str) -> str | None:
     try:
         values = schema.values(line)
         key = schema.key_text(values[schema.key])
-        if not schema.is_gone(line):
+        if not schema.is_tombstone(line):
             schema.line(values, schema.stamp_of(line), where=where)
     except Corrupt as error:
         return f"{where}: {error}"
@@ -431,7 +431,7 @@ def _check_places(found: Inspected, lines: list[bytes], schema: Schema, depth: i
     places = [digest(key) for key in keys]
     for number, (line, place) in enumerate(zip(lines, places, strict=True), 1):
         (found.own if shard_of(place, depth) == shard else found.others).append(line)
-        found.tombstones += schema.is_gone(line)
+        found.tombstones += schema.is_tombstone(line)
         if len(found.others) == 1 and found.others[0] is line:
             belongs = shard_of(place, depth)
             found.flaws.append(Flaw("misplaced", f"has records of other shards: line {number} belongs to {belongs}"))

@@ -18,15 +18,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, NotModified
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.keys import DISK_NAME_BYTES_MAX, Key, check, check_prefix, disk_name, from_disk_name, is_own_path
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
-from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
-from limpet.store.clock import FileClock
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_read, check_size
 from limpet.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles, failure
 from limpet.store.directory.folders import FOLDER, Folders
-from limpet.store.directory.writer import FileWriter, version_of
+from limpet.store.directory.writer import FileClock, FileWriter, version_of
 from limpet.store.memory import clip
 
 __all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
@@ -104,10 +103,7 @@ class DirectoryStore(Store):
                     raise _not_a_file(key, found)
                 size = found.st_size
                 version = version_of(found)
-                if if_match is not None and version != if_match:
-                    raise Conflict(f"{key} is no longer version {if_match}")
-                if if_none_match is not None and version == if_none_match:
-                    raise NotModified(f"{key} is still version {if_none_match}")
+                check_read(key, version, if_match, if_none_match)
                 if range is None:
                     check_size(key, size, size_max)
                     data = self._read(fd, key, 0, size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from limpet.errors import Missing
 from limpet.keys import Key, is_ulid
 from limpet.runtime import Runtime
 from limpet.store import DirectoryStore
-from limpet.store.api import Always, Blob, Stat, Store, Version, When, check_size
+from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore, check_size
 from limpet.store.directory.files import OsFiles, failure
 from limpet.store.directory.folders import FOLDER
 from limpet.store.directory.writer import version_of
@@ -145,17 +145,15 @@ def plain_warehouse(store: Store, runtime: Runtime) -> Store:
     return PlainWarehouse(store, runtime) if isinstance(store, DirectoryStore) else store
 
 
-class PlainWarehouse(Store):
+class PlainWarehouse(WrappedStore):
     """A directory store whose keys below `warehouse/` are paths.
 
     No link is followed: a listing skips links, and a call that would have to follow one is `Denied`.
     """
 
     def __init__(self, store: DirectoryStore, runtime: Runtime) -> None:
-        super().__init__(runtime)
-        self._store = store
+        super().__init__(store, runtime)
         self._files = PlainFiles(store.root)
-        self.at_once = store.at_once
 
     def get(
         self,
@@ -167,7 +165,7 @@ class PlainWarehouse(Store):
         size_max: int | None = records.RECORD_BYTES_MAX,
     ) -> Blob:
         if not key.startswith(f"{WAREHOUSE}/"):
-            return self._store.get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+            return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
         with _explained(key), open(self._files.read(key), "rb") as file:
             stat = _stat_of(key, os.fstat(file.fileno()))
             check_size(key, stat.size, size_max)
@@ -175,14 +173,14 @@ class PlainWarehouse(Store):
 
     def head(self, key: Key) -> Stat:
         if not key.startswith(f"{WAREHOUSE}/"):
-            return self._store.head(key)
+            return super().head(key)
         with _explained(key), open(self._files.read(key), "rb") as file:
             return _stat_of(key, os.fstat(file.fileno()))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         """See `Store.put`; below `warehouse/` the condition is ignored."""
         if not key.startswith(f"{WAREHOUSE}/"):
-            return self._store.put(key, data, when=when)
+            return super().put(key, data, when=when)
         above, _, name = keys.check(key).rpartition("/")
         with _explained(key), self._files.folder(above, make=True) as folder:
             temporary = f".{name[:200]}.{self._runtime.new_id()}"
@@ -197,7 +195,7 @@ class PlainWarehouse(Store):
 
     def delete(self, key: Key) -> None:
         if not key.startswith(f"{WAREHOUSE}/"):
-            self._store.delete(key)
+            super().delete(key)
             return
         with _explained(key):
             self._files.delete(keys.check(key))
@@ -205,17 +203,11 @@ class PlainWarehouse(Store):
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         """Below `warehouse/` in the order of the file system."""
         if not prefix or prefix.split("/")[0] != WAREHOUSE:
-            others = self._store.list(prefix, after=after)
+            others = super().list(prefix, after=after)
             yield from (stat for stat in others if not stat.key.startswith(f"{WAREHOUSE}/"))
         if not prefix or prefix.split("/")[0] == WAREHOUSE:
             with _explained(Key(prefix or WAREHOUSE)):
                 yield from self._files.stats(prefix or WAREHOUSE)
-
-    def sample(self, prefix: str, n: int) -> Sequence[Stat]:
-        return self._store.sample(prefix, n)
-
-    def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        return self._store.list_dirs(prefix)
 
 
 @contextmanager

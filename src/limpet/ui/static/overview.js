@@ -44,12 +44,22 @@ function historyNote(found) {
   return `Last hour: ended by ${ended || "nothing"}; depth by ${events}what this page's server has seen since ${clock(first)}`;
 }
 
+/** Badges for tasks that are neither waiting nor in flight; on a phone, where there is no column for them, also for those that rest. */
+function idle(queue) {
+  const bound = (name) => (queue.at_least.includes(name) ? "+" : "");
+  const rests = (queue.resting ?? 0) - (queue.suspended ?? 0);
+  return [
+    queue.suspended ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.suspended)}${bound("suspended")} suspended`))] : null,
+    rests > 0 ? h("span", { class: "phone-only" }, " ", badge(`${short(rests)}${bound("resting")} resting`)) : null,
+  ];
+}
+
 export function queueTable(found) {
   const bound = (queue, name) => ({ least: queue.at_least.includes(name) });
   return table("queues",
     [["Queue", "name"], ["Waiting", "num"], ["In flight", "num"], ["Resting", "num phone-off"], ["Scheduled", "num phone-off"], ["Failed", "num"], ["Oldest", "num"], ["Per minute", "num phone-off"], ["Ended, last hour", "phone-off"], ["Depth, last hour", "phone-off"]],
     found.queues.map((each) => [
-      [link(path("queue", each.queue), each.queue), each.paused ? [" ", badge("paused", "warn")] : null, each.trouble ? [" ", badge("trouble", "bad")] : null],
+      [link(path("queue", each.queue), each.queue), each.paused ? [" ", badge("paused", "warn")] : null, idle(each), each.trouble ? [" ", badge("trouble", "bad")] : null],
       figure(each.waiting, bound(each, "pending")), figure(each.in_flight, bound(each, "in_flight")), figure(each.resting, bound(each, "resting")), figure(each.scheduled, bound(each, "scheduled")),
       figure(each.failed, { ...bound(each, "failed"), bad: true }), oldest(each, found.read_at.queues), figure(each.per_minute, { text: rate, least: each.rate_at_least }), finished(each), depth(each),
     ]));

@@ -31,7 +31,7 @@ function timeline(found) {
     if (!each.at) return h("p", { class: "problem" }, `step ${each.number} cannot be read: ${each.error}`);
     const ended = Date.parse(each.at);
     return h("details", { class: "group", "data-key": `step ${each.number}` },
-      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, `${each.took_s} s`)),
+      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, each.took_s < 0.001 ? "<0.001 s" : `${each.took_s} s`)),
       h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, ${moment(each.at)}, in ${each.worker}`), h("pre", {}, each.value)));
   };
   const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap" }, ago(found.suspended_at))) : null;
@@ -139,7 +139,7 @@ export function queuePage(state, queue, task) {
     return [
       panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.state === "held" ? null : h("span", { class: "phone-only" }, " ", badge(each.state, STATES[each.state]))], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
       rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
-      suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), figure(each.attempt)]))) : null,
+      suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Due", "nowrap phone-off"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), each.due_at ? moment(each.due_at) : "–", figure(each.attempt)]))) : null,
       panel("Waiting", more, waits.length ? table("waits", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), badge(each.state, STATES[each.state])])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
       details.scheduled.length ? panel("Scheduled", details.scheduled_more ? "the first 100" : "", table("scheduled", [["Task", "id"], ["Due", "num nowrap"], ["At", "nowrap phone-off"]], details.scheduled.slice(0, 25).map((each) => [opens(each.id), each.due_in_s > 0 ? `in ${span(each.due_in_s)}` : "now", moment(each.due_at)]))) : null,
     ];

@@ -15,13 +15,13 @@ from msgspec import inspect
 
 from limpet import records
 from limpet.errors import Invalid
-from limpet.index.codec.lines import (
-    _TIME_KINDS,
+from limpet.index.codec import (
     DELETED,
     FIELDS_MAX,
     KINDS,
     OUR_CONSTRAINTS,
     READERS,
+    TIME_KINDS,
     UPDATED_AT,
     WRITERS,
     Constraints,
@@ -262,7 +262,7 @@ def _list(table: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-_RANGED: tuple[Kind, ...] = ("integer", "number", *_TIME_KINDS)
+_RANGED: tuple[Kind, ...] = ("integer", "number", *TIME_KINDS)
 _SIZED: tuple[Kind, ...] = ("string", "object", "array")
 
 _KINDS: Mapping[str, tuple[Kind, ...]] = {
@@ -314,7 +314,7 @@ def _literal(value: Any, kind: Kind) -> Scalar:
         except ValueError:
             raise Invalid(f"expected {kind}, got {shown(value)}") from None
     text = WRITERS[kind](value).decode()
-    literal: Scalar = text if kind in _TIME_KINDS else READERS[kind](text)
+    literal: Scalar = text if kind in TIME_KINDS else READERS[kind](text)
     return literal
 
 

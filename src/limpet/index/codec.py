@@ -367,7 +367,7 @@ FLOAT_MAX = sys.float_info.max
 _Integer = Annotated[int, msgspec.Meta(ge=-INTEGER_END, le=INTEGER_END - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
 Scalar = records.Text | _Integer | _Number | bool
-_TIME_KINDS: tuple[Kind, ...] = ("date", "datetime")
+TIME_KINDS: tuple[Kind, ...] = ("date", "datetime")
 
 
 class Constraints(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -396,7 +396,7 @@ def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
         value = read(text)
         for good, expected in checks:
             if not good(value):
-                raise Invalid(f"expected {expected}, got {text if kind in _TIME_KINDS else shown(value)}")
+                raise Invalid(f"expected {expected}, got {text if kind in TIME_KINDS else shown(value)}")
 
     return check
 
@@ -510,9 +510,9 @@ def _writer(field: Field) -> Callable[[Any], bytes]:
 class Shape:
     """The positions of the fields that Limpet itself uses. `width`: the number of fields; older lines have fewer."""
 
-    key_at: int
-    stamp_at: int
-    gone_at: int
+    key_column: int
+    stamp_column: int
+    deleted_column: int
     width: int
 
 
@@ -582,7 +582,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         for at, field in enumerate(self.fields):
             if field.type == "string":
                 stop = SEPARATOR if at + 1 < len(parts) else END
-                parts[at] = b"[^" + stop + (b"]++" if at == self.shape.key_at else b"]*+")
+                parts[at] = b"[^" + stop + (b"]++" if at == self.shape.key_column else b"]*+")
         return self._all(parts)
 
     def _all(self, parts: Sequence[bytes]) -> re.Pattern[bytes]:
@@ -597,14 +597,14 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             b"(?:" + (b"(%b)" if field.type in JSON_KINDS else b"%b") % PATTERNS[field.type] + rb"|\\N)"
             for field in self.fields
         ]
-        parts[shape.key_at] = b"(?!" + SEPARATOR + b")(?:" + PATTERNS[self.fields[shape.key_at].type] + b")"
-        parts[shape.stamp_at] = PATTERNS["datetime"]
-        parts[shape.gone_at] = b"[01]"
+        parts[shape.key_column] = b"(?!" + SEPARATOR + b")(?:" + PATTERNS[self.fields[shape.key_column].type] + b")"
+        parts[shape.stamp_column] = PATTERNS["datetime"]
+        parts[shape.deleted_column] = b"[01]"
         return parts
 
     def key_text(self, key: Any) -> str:
         """The key as text, for hashing and object names.   Raises: Invalid if the key column cannot hold it."""
-        kind = self.fields[self.shape.key_at].type
+        kind = self.fields[self.shape.key_column].type
         if type(key) is str and kind == "string" and key.isascii() and 0 < len(key) <= SHORT_KEY:
             return key
         try:
@@ -622,7 +622,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     def key_texts(self, keys: Sequence[Any]) -> Sequence[str]:
         """`key_text` of each, with a fast path for common types.   Raises: Invalid."""
-        kind = self.fields[self.shape.key_at].type
+        kind = self.fields[self.shape.key_column].type
         if kind == "string" and {*map(type, keys)} == {str} and "".join(keys).isascii():
             sizes = {*map(len, keys)}
             if min(sizes) > 0 and max(sizes) <= SHORT_KEY:
@@ -656,8 +656,8 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def _with_own(self, given: Iterable[A], stamp: A, gone: A) -> list[A]:
         """The values of a row, with those of Limpet's own columns inserted: `updated_at` comes before `_deleted`."""
         row = [*given]
-        row.insert(self.shape.stamp_at, stamp)
-        row.insert(self.shape.gone_at, gone)
+        row.insert(self.shape.stamp_column, stamp)
+        row.insert(self.shape.deleted_column, gone)
         return row
 
     def bulk_lines(self, columns: Sequence[Sequence[Any]], stamps: Sequence[str]) -> list[bytes]:
@@ -675,18 +675,18 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def tombstone(self, key: str, stamp: str) -> bytes:
         """The tombstone of a key."""
         parts = [NULL] * self.shape.width
-        parts[self.shape.key_at] = escape(key)
-        parts[self.shape.stamp_at] = stamp.encode()
-        parts[self.shape.gone_at] = GONE
+        parts[self.shape.key_column] = escape(key)
+        parts[self.shape.stamp_column] = stamp.encode()
+        parts[self.shape.deleted_column] = GONE
         return SEPARATOR.join(parts)
 
-    def is_gone(self, line: bytes) -> bool:
+    def is_tombstone(self, line: bytes) -> bool:
         """Whether the line is a tombstone."""
-        return line.split(SEPARATOR, self.shape.gone_at + 1)[self.shape.gone_at] == GONE
+        return line.split(SEPARATOR, self.shape.deleted_column + 1)[self.shape.deleted_column] == GONE
 
     def stamp_of(self, line: bytes) -> str:
         """The `updated_at` of a line, as text."""
-        return line.split(SEPARATOR, self.shape.stamp_at + 1)[self.shape.stamp_at].decode()
+        return line.split(SEPARATOR, self.shape.stamp_column + 1)[self.shape.stamp_column].decode()
 
     def values(self, line: bytes) -> dict[str, Any]:
         """The record of a line, with `updated_at`. A column that was added later is None.
@@ -695,7 +695,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """
         try:
             values: list[Any] = line.decode().split(_BETWEEN)
-            del values[self.shape.gone_at]
+            del values[self.shape.deleted_column]
             if BACKSLASH in line or len(values) < len(self._readers):
                 values += [_NULL] * (len(self._readers) - len(values))
                 for at, read in enumerate(self._readers):
@@ -711,7 +711,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         """The error for a line that cannot be read."""
         try:
             texts = line.decode().split(_BETWEEN)
-            del texts[self.shape.gone_at]
+            del texts[self.shape.deleted_column]
         except (UnicodeDecodeError, IndexError):
             return Corrupt(f"the line {line[:60]!r} has too few fields, or is not UTF-8")
         for name, read, text in zip(self._names, self._readers, texts, strict=False):
@@ -750,7 +750,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             if _MORE.fullmatch(more) is None:
                 return False
             line = SEPARATOR.join(fields)
-        width = max(self.shape.gone_at + 1, min(number, self.shape.width))
+        width = max(self.shape.deleted_column + 1, min(number, self.shape.width))
         matches = self._matchers.get(width)
         if matches is None:
             matches = self._matchers[width] = re.compile(SEPARATOR.join(self._parts[:width])).fullmatch
