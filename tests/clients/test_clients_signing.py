@@ -466,3 +466,24 @@ def test_a_store_that_does_not_enforce_is_refused(server: Callable[[str], Bucket
     with pytest.raises(Unsupported, match="headers that are not signed"):
         RequestSigner(bucket, "warehouse", lambda: keys, runtime).check("limpet.json")
     assert [each["Key"] for each in s3.list_objects_v2(Bucket=name)["Contents"]] == ["limpet.json"]
+
+
+@pytest.mark.full
+def test_ceph_is_refused_at_the_start_both_ways(server: Callable[[str], Bucket]) -> None:
+    """RGW 16.2 honours session policies for objects, and lets a credential assume its role again, whoever is trusted.
+
+    It also obeys a copy source that is not signed: with a signed PUT a client could copy any object of the bucket.
+    """
+    rgw = server("rgw")
+    endpoint, keys = url_of(rgw, "s3://").rstrip("/"), S3Keys(*rgw.options.values())
+    named = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", **named)
+    prefix = f"sts-{uuid4().hex}"
+    s3.put_object(Bucket="limpet", Key=f"{prefix}/limpet.json", Body=b"{}")
+    bucket, runtime = S3Bucket("limpet", endpoint, "us-east-1"), system()
+    sts = StsClient("arn:aws:iam:::role/limpet-tables", endpoint, "us-east-1", lambda: keys, 900, runtime)
+    with pytest.raises(Unsupported, match="can assume the role again"):
+        CredentialSource(bucket, f"{prefix}/warehouse", sts, runtime).check(f"{prefix}/limpet.json")
+    with pytest.raises(Unsupported, match="headers that are not signed"):
+        RequestSigner(bucket, f"{prefix}/warehouse", lambda: keys, runtime).check(f"{prefix}/limpet.json")
+    assert s3.list_objects_v2(Bucket="limpet", Prefix=prefix)["KeyCount"] == 1

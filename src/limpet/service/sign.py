@@ -169,7 +169,7 @@ class StsClient:
         """
         fields = {"Action": "AssumeRole", "Version": "2011-06-15", "RoleArn": self._role_arn, "Policy": policy}
         fields |= {"RoleSessionName": "limpet", "DurationSeconds": str(self.life_s)}
-        body = urlencode({name: value for name, value in fields.items() if value}).encode()
+        body = urlencode({name: value for name, value in fields.items() if value}, quote_via=quote).encode()
         parts, by = urlsplit(self.endpoint), keys or self.keys()
         headers = {
             "content-type": "application/x-www-form-urlencoded; charset=utf-8",

@@ -91,7 +91,7 @@ class WarehouseBucket(Bucket):
     def files(self, manifest_list: str) -> set[Key]:
         """The files of a snapshot.   Raises: Violation if one that leads to others is gone."""
 
-        def fetch(url: str, max_bytes: int) -> bytes:
+        def fetch(url: str, _: int) -> bytes:
             if self.key(url) not in self.objects:
                 raise Violation(f"{self.key(url)} is gone, and a retained snapshot needs it")
             return self.objects[self.key(url)].data

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import uuid
+from collections.abc import Mapping, Sequence
 
 from support.servers.process import Bucket, NotInstalled, NotStarted, Server, free_ports
 from support.servers.s3 import bucket_of, create_bucket, set_policy
@@ -51,6 +53,8 @@ rgw data = {folder}/rgw
 rgw frontends = beast endpoint=127.0.0.1:{rgw}
 rgw enable usage log = false
 rgw thread pool size = 128
+rgw sts key = limpet-tests-key
+rgw s3 auth use sts = true
 """
 
 
@@ -75,6 +79,7 @@ class CephRGW(Server):
         self._daemon("ceph-osd", "-i", "0")
         self._user("admin", ADMIN)
         self._user("reader", READER)
+        self._role("limpet-tables", {"AWS": ["arn:aws:iam:::user/admin"]})
         self._daemon("radosgw", "-n", "client.rgw")
         endpoint = f"http://127.0.0.1:{rgw}"
         self.wait(lambda: create_bucket(endpoint, BUCKET, ADMIN), "radosgw")
@@ -93,6 +98,15 @@ class CephRGW(Server):
     def _daemon(self, command: str, *arguments: str) -> None:
         self.run(command, [command, "-c", f"{self.folder}/ceph.conf", *arguments, "-f"])
 
+    def _role(self, name: str, who: dict[str, list[str]]) -> None:
+        """A role for the bucket, which `who` may assume."""
+        trust = [{"Effect": "Allow", "Principal": who, "Action": ["sts:AssumeRole"]}]
+        arns = [f"arn:aws:s3:::{BUCKET}", f"arn:aws:s3:::{BUCKET}/*"]
+        rights = [{"Effect": "Allow", "Action": ["s3:*"], "Resource": arns}]
+        named = ["--role-name", name]
+        self._tool("radosgw-admin", "role", "create", *named, "--assume-role-policy-doc", _policy(trust))
+        self._tool("radosgw-admin", "role-policy", "put", *named, "--policy-name", "a", "--policy-doc", _policy(rights))
+
     def _user(self, name: str, keys: dict[str, str]) -> None:
         key, secret = keys["access_key_id"], keys["secret_access_key"]
         named = ["--uid", name, "--display-name", name]
@@ -110,6 +124,10 @@ def _install() -> None:
         done = subprocess.run(["apt-get", *command], capture_output=True, timeout=INSTALL_S, env=environ, check=False)
         if done.returncode:
             raise NotInstalled(f"{wanted} ({done.stderr.decode(errors='replace').strip()[-200:]})")
+
+
+def _policy(statements: Sequence[Mapping[str, object]]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
 def _may_read(user: str) -> dict[str, object]:
