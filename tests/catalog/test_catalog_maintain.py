@@ -256,8 +256,7 @@ def test_what_maintenance_costs() -> None:
 def test_maintenance_runs_as_a_task_of_the_fleet(fleet: Fleet) -> None:
     """As in docs/how-to/maintain.md: a cron task, and the same as a durable one, whose steps are done once."""
     create(fleet)
-    for n in range(3):
-        change(fleet, lambda table, n=n: table.append(rows(n)))
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
 
     @fleet.task(cron="0 3 * * *")
     def nightly() -> int:
