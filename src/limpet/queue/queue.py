@@ -770,7 +770,7 @@ class BucketQueue(AsyncQueue):
         from_scratch: bool = False,
     ) -> Sequence[str]:
         """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 4 LISTs, and 1 GET,
-        1 PUT and 1 DELETE for each recorded step and each signal more.
+        1 PUT and 1 DELETE for each recorded step and each signal more; for one whose workers died 2 LISTs.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
