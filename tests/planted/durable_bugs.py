@@ -202,7 +202,7 @@ DURABLE_BUGS = [
     _bug(
         "steps that a zombie recorded are left behind",
         "sweep: no steps are left",
-        8,
+        40,
         (
             "Sweeper.sweep",
             "gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))",
@@ -222,7 +222,7 @@ DURABLE_BUGS = [
     _bug(
         "a signal is not looked for",
         "signal: a task that waits finds it",
-        1,
+        0,
         ("durable.looks", "or (each.due_s is not None and each.due_s <= since_s)", ""),
         ("BucketQueue._is_there", "if look.signal is not None and", "if False and"),
         ("durable.woken", "if record.state is not State.FREE or each is None or each.signal != signal:", "if True:"),
@@ -230,7 +230,7 @@ DURABLE_BUGS = [
     _bug(
         "the timeout of a wait is not recorded",
         "steps: all attempts agree",
-        172,
+        14,
         (
             "TaskSteps.wait_signal",
             'found = self.record(number, "signal", name, records.encode(step), began_at=began_at)',
