@@ -78,13 +78,13 @@ DURABLE_BUGS = [
         "no page is of what was pushed last",
         "resting: the claims of others",
         0,
-        ("Discovery._wants_newest", "return self.crowded", "return False"),
-        scenario="queue/test_crowded.py::test_entries_that_rest_do_not_slow_the_claims_of_others",
+        ("Discovery._wants_newest", "if not self.crowded or", "if True or"),
+        scenario="queue/test_crowded.py::test_a_new_task_is_found_with_few_listings_among_many_that_rest",
     ),
     _bug(
         "an attempt uses its own result, though another was recorded first",
         "steps: result recorded after use",
-        93,
+        242,
         (
             "steps.step",
             'found = steps.record(number, "step", called, data, began_at=began_at)',
@@ -94,7 +94,7 @@ DURABLE_BUGS = [
     _bug(
         "the last record of a step counts",
         "steps: last writer wins",
-        93,
+        242,
         ("steps._agreed", "cell.attempt(None, record)", "cell.attempt(cell.read(), record)"),
     ),
     _bug(
@@ -129,7 +129,7 @@ DURABLE_BUGS = [
     _bug(
         "a push of a durable task has no derived name",
         "pushes: made once",
-        126,
+        35,
         (
             "Pusher.push",
             "entry = check_id(id) if id is not None else name",
@@ -139,7 +139,7 @@ DURABLE_BUGS = [
     _bug(
         "the batches of a durable task have no derived names",
         "pushes: made once",
-        18,
+        3,
         (
             "TaskSteps.push",
             "name = pushed_name(self._claim.origin(self._n), number)",
@@ -171,14 +171,14 @@ DURABLE_BUGS = [
     _bug(
         "a retry does not read the steps that it keeps",
         "retry: keeps the steps",
-        3,
+        2,
         ("TaskSteps._replays", "self._claim.token > 1 or bool(self._claim.content.origin)", "self._claim.token > 1"),
     ),
     _bug(
         "a retry does not copy the steps",
         "retry: keeps the steps",
-        3,
-        ("_retry", "if kept:", "if False:"),
+        2,
+        ("Admin._retry", "bool(kept) and", "False and"),
     ),
     _bug(
         "a retry names its pushes after its own life",
@@ -190,7 +190,7 @@ DURABLE_BUGS = [
     _bug(
         "a sweep removes the steps of tasks that wait",
         "sweep: only what has ended",
-        80,
+        11,
         ("durable.orphaned", "return set() if waits else", "return"),
     ),
     _bug(
@@ -202,8 +202,12 @@ DURABLE_BUGS = [
     _bug(
         "steps that a zombie recorded are left behind",
         "sweep: no steps are left",
-        8,
-        ("Sweeper.sweep", "gone += self._drop_steps(min(before, self._store.now() - timedelta(seconds=GRACE_S)))", ""),
+        40,
+        (
+            "Sweeper.sweep",
+            "gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))",
+            "pass",
+        ),
     ),
     _bug(
         "a sleep begins again with each attempt",
@@ -218,7 +222,7 @@ DURABLE_BUGS = [
     _bug(
         "a signal is not looked for",
         "signal: a task that waits finds it",
-        1,
+        0,
         ("durable.looks", "or (each.due_s is not None and each.due_s <= since_s)", ""),
         ("BucketQueue._is_there", "if look.signal is not None and", "if False and"),
         ("durable.woken", "if record.state is not State.FREE or each is None or each.signal != signal:", "if True:"),
@@ -226,7 +230,7 @@ DURABLE_BUGS = [
     _bug(
         "the timeout of a wait is not recorded",
         "steps: all attempts agree",
-        172,
+        14,
         (
             "TaskSteps.wait_signal",
             'found = self.record(number, "signal", name, records.encode(step), began_at=began_at)',

@@ -177,6 +177,16 @@ def test_a_new_process_reads_each_lease_once_and_few_before_the_tasks_that_wait(
         assert read.total() - len(read) <= lists, "a page may begin between a lease and its task"
 
 
+def test_a_new_task_is_found_with_few_listings_among_many_that_rest() -> None:
+    world = World(far=True)
+    crowd(world, 2 * PAGE, "sleeping")
+    process = world.process()
+    learn(process)
+    before = process.store.snapshot().requests["list"]
+    trickle(process, 20)
+    assert process.store.snapshot().requests["list"] - before <= 3 * 20
+
+
 def test_what_is_due_is_found_among_many_that_rest(world: World) -> None:
     """At its time, although a page shows one in twenty of them."""
     world.memory.far = True
