@@ -481,6 +481,51 @@ def run(folder: Path, scale: Scale, only: str) -> Iterator[Figures]:
             yield _measured(peer, lambda: Dbos(place(), delay_s, *urls), scale)  # noqa: B023, used at once
 
 
+def crowded(folder: Path, delay_s: float, suspended: int, tasks: int) -> tuple[float, float]:
+    """Plain tasks/s beside so many suspended ones in the same queue: of a process that has just started, and of the
+    same process when it has seen them all.
+    """
+    near = BucketQueue(store_for(str(folder), system()), "crowd", system())
+    for start in range(0, suspended, 1_000):
+        near.push_many(({"sleeps": True} for _ in range(min(1_000, suspended - start))), batch=1)
+    Worker([Job(near, lambda payload: limpet.sleep(86_400.0))], system(), threads=8, burst=True).run()
+    store: Store = store_for(str(folder), system())
+    queue = BucketQueue(SlowStore(store, delay_s) if delay_s else store, "crowd", system())
+    rates = []
+    for _ in range(2):
+        queue.push_many(({"n": n} for n in range(tasks)), batch=1)
+        begun_s = time.monotonic()
+        jobs = [Job(queue, lambda payload: payload["n"])]
+        Worker(jobs, system(), threads=THREADS[bool(delay_s)], burst=True).run()
+        rates.append(tasks / (time.monotonic() - begun_s))
+        left = near.stats()
+        if left.pending != suspended or left.failed:
+            raise RuntimeError(f"{left.pending - suspended} tasks did not run, {left.failed} failed")
+        for _ in range(80):
+            queue.claim()
+    return rates[0], rates[1]
+
+
+def beside(folder: Path, scale: Scale) -> Iterator[str]:
+    """What 10,000 suspended tasks cost the others: a line for each place."""
+    suspended, tasks = (500, 200) if scale is QUICK else (10_000, 2_000)
+    for where, delay_s in (("tmpfs", 0.0), (f"{DELAY_S * 1e3:.0f} ms away", DELAY_S)):
+        rates: list[list[tuple[float, float]]] = [[], []]
+        for n in range(scale.times):
+            for many in (0, 1):
+                place = folder / f"crowd-{where[0]}{n}{many}"
+                place.mkdir()
+                rates[many].append(crowded(place, delay_s, suspended * many, tasks))
+        alone, crowd = ([median(each) for each in zip(*found, strict=True)] for found in rates)
+        missed = ", MISSED" if alone[1] > 2 * crowd[1] else ""
+        yield (
+            f"{where}: plain tasks/s with 0 and {suspended:,} suspended beside them: "
+            f"{alone[0]:,.0f} and {crowd[0]:,.0f} by a new process (ratio {alone[0] / crowd[0]:.2f}); "
+            f"{alone[1]:,.0f} and {crowd[1]:,.0f} by one that has seen them "
+            f"(ratio {alone[1] / crowd[1]:.2f}, aim 2.00{missed})"
+        )
+
+
 def _measured(figures: Figures, new: New, scale: Scale) -> Figures:
     try:
         measure(figures, new, scale, ours=figures.system == Ours.name, far=figures.place != "tmpfs")
@@ -577,7 +622,7 @@ def main() -> int:
     """Measure, print, write the results; 1 if a measurement failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small numbers, nothing written")
-    parser.add_argument("--only", default="", help="only the places whose name holds this text; nothing written")
+    parser.add_argument("--only", default="", help="places whose name holds this text, or `suspended`; nothing written")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -591,12 +636,14 @@ def main() -> int:
     begun_s, found = time.monotonic(), []
     with tempfile.TemporaryDirectory(dir=TMPFS, prefix="limpet-durable-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
+        crowd = [*beside(Path(folder), scale)] if arguments.only in ("", "suspended") else []
+        print(*crowd, sep="\n", flush=True)
         for figures in run(Path(folder), scale, arguments.only):
             found.append(figures)
             print(line(figures), flush=True)
     facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
     facts["took"] = f"{(time.monotonic() - begun_s) / 60:.0f} min"
-    text = "\n".join(table(found, scale.never_after_s)) + "\n"
+    text = "\n".join([*table(found, scale.never_after_s), *(f"\n{each}" for each in crowd)]) + "\n"
     print(text)
     if not arguments.quick and not arguments.only:
         head = [

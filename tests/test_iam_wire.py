@@ -88,12 +88,19 @@ def test_a_pusher_and_a_worker_of_one_queue(seaweedfs: Bucket, monkeypatch: pyte
     pusher.push({"n": 1}, id="one")
     pusher.push_many([{"n": n} for n in range(3)])
     pusher.push({"n": 5}, delay_s=60)
+    many = pusher.push_many([{"n": n} for n in range(3)], id="many")
+    assert pusher.push_many([{"n": n} for n in range(3)], id="many") == many
+    assert pusher.signal("one", "approved", {"by": "ann"})
+    assert not pusher.signal("one", "approved")
     while claim := worker.claim():
         with claim:
             for task in claim:
                 task.done("fine")
     assert pusher.result("one").value == "fine"
     assert not pusher.push({"n": 1}, id="one").created
+    worker.flush()
+    with pytest.raises(Missing):
+        pusher.signal("one", "approved")
     with pytest.raises(Denied):
         pusher.claim()
     for role in NARROWED:

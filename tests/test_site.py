@@ -91,7 +91,7 @@ def test_the_workflow_of_the_page_fits_its_schema(tmp_path: Path) -> None:
 SECTIONS = {
     "Queues": "queue.md",
     "Queues that are 30 ms away": "queue-far.md",
-    "Queues on Postgres": "queue-postgres.md",
+    "Procrastinate": "queue-procrastinate.md",
     "Durable tasks": "durable.md",
     "Tables of records": "index.md",
     "Catalogs": "catalog.md",

@@ -476,9 +476,9 @@ class QueueKeys:
         """Folder of the signals to an entry's tasks: a pusher may send signals, and record no steps."""
         return f"{self.root}/steps/{entry}/signals"
 
-    def shape(self, name: str) -> Key:
+    def shape(self, id_: str) -> Key:
         """The shape of a push of many tasks, by the name from which those of its entries are derived."""
-        return Key(f"{self.root}/pushes/{name}.json")
+        return Key(f"{self.root}/pushes/{id_}.json")
 
     def slot(self, number: int) -> Key:
         """One of the leases that limit the number of concurrent claims."""

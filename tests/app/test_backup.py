@@ -282,6 +282,24 @@ def test_a_durable_task_that_goes_on_while_it_is_copied_keeps_its_steps(fails: b
     assert lost_steps(fails=fails) == []
 
 
+def test_what_following_steps_costs() -> None:
+    def lists(begin: Callable[[Fleet], object]) -> int:
+        runtime = QueueRuntime(Time(), "fleet")
+        name = f"story-{uuid4().hex}"
+        memory = _named_memory[name] = MemoryStore(runtime)
+        begin(limpet.open(f"memory://{name}", runtime=runtime))
+        report = backup(memory, MemoryStore(runtime), runtime, source_url="s", target_url="t")
+        return report.requests["source"]["list"]
+
+    def push_plain(fleet: Fleet) -> None:
+        for queue in ("q", "part"):
+            fleet.queue(queue).push({}, id="a")
+
+    plain = lists(push_plain)
+    assert lists(DurableTask().begin) == plain + 1, "pending/ of the queue that has a durable task, once more"
+    assert lists(DurableTask(fails=True).begin) == plain + 1, "failed/, likewise"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_steps_whose_task_is_not_followed_are_caught(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "_moved", lambda run: set())

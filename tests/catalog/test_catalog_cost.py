@@ -22,7 +22,7 @@ from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.leader import Documents
 from limpet.catalog.records import Change, Row
 from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
-from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentObjects
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, SharedState
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import NotModified
 from limpet.keys import CatalogKeys, Key
@@ -140,7 +140,7 @@ def make_world(store: Sorted | None = None) -> World:
 
     As there, the leader and the compactor have a storage each, and share what they have read.
     """
-    store, keys, recent = store or Sorted(), CatalogKeys.of("catalog"), RecentObjects()
+    store, keys, recent = store or Sorted(), CatalogKeys.of("catalog"), SharedState()
     storage, other = (CatalogStorage(store, keys, system(), ParquetSnapshots(), recent) for _ in range(2))
     compactor = Compactor(other)
 

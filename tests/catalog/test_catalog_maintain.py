@@ -23,6 +23,7 @@ from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.state import CommitFailed
 from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.testing import drain
 from support.catalog import append, metadata
 
 NOW = timedelta(0)
@@ -251,6 +252,35 @@ def test_what_maintenance_costs() -> None:
     assert spent["list"] == 1
     assert spent["get"] == 6, "the head three times, the metadata, one manifest list, one manifest"
     assert spent["delete"] == len(gone.files) > 0
+
+
+def test_maintenance_runs_as_a_task_of_the_fleet(fleet: Fleet) -> None:
+    """As in docs/how-to/maintain.md: a cron task, and the same as a durable one, whose steps are done once."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+
+    @fleet.task(cron="0 3 * * *")
+    def nightly() -> int:
+        return len(fleet.maintain(WHERE, "t").expire(max_age=NOW).snapshots)
+
+    @fleet.task(durable=True)
+    def in_steps() -> list[int]:
+        return [limpet.step(compact), limpet.step(remove)]
+
+    def compact() -> int:
+        return fleet.maintain(WHERE, "t").compact(min_files=2).files
+
+    def remove() -> int:
+        return len(fleet.maintain(WHERE, "t").remove_orphans(grace=NOW, quiesced=True).files)
+
+    id_ = nightly.push().id
+    assert drain(fleet).done == 1
+    assert nightly.queue.result(id_).value == 2
+    id_ = in_steps.push().id
+    assert drain(fleet).done == 1
+    done, gone = in_steps.queue.result(id_).value
+    assert (done, gone > 0) == (3, True)
+    assert read(fleet) == [0, 1, 2]
 
 
 def test_a_published_index_expires_its_old_snapshots() -> None:

@@ -151,6 +151,48 @@ def test_what_was_committed_is_read_back(catalog: Catalog) -> None:
     assert gone["next-row-id"] == 5, "row ids are never assigned again"
 
 
+def test_all_of_it_survives_a_rename_a_drop_a_registration_and_is_in_the_history(catalog: Catalog) -> None:
+    """Types, defaults, transforms of several columns, row ids, statistics and encryption keys of an upgraded table."""
+    old = catalog.create_table(["a"], table())
+    new = {**snapshot(old, 1), "first-row-id": 0, "added-rows": 5, "key-id": "k1"}
+    stats = {
+        "snapshot-id": 1,
+        "statistics-path": f"{metadata(old)['location']}/metadata/1.puffin",
+        "file-size-in-bytes": 9,
+        "file-footer-size-in-bytes": 3,
+        "blob-metadata": [{"type": "b", "snapshot-id": 1, "sequence-number": 1, "fields": [1], "properties": {}}],
+    }
+    before = catalog.at().version
+    full = commit(
+        catalog,
+        {"action": "upgrade-format-version", "format-version": 3},
+        {"action": "add-encryption-key", "encryption-key": KEY},
+        {"action": "add-schema", "schema": {**WIDE, "schema-id": 1}},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": {**SPEC, "spec-id": 1}},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": ORDER},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        {"action": "add-snapshot", "snapshot": new},
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
+        {"action": "set-statistics", "snapshot-id": 1, "statistics": stats},
+    )
+    assert (full["next-row-id"], full["statistics"], full["encryption-keys"]) == (5, [stats], [KEY])
+    published = catalog.load_table(["a"], "t").metadata_location
+    catalog.rename_table((["a"], "t"), (["a"], "renamed"))
+    assert metadata(catalog.load_table(["a"], "renamed")) == full
+    catalog.drop_table(["a"], "renamed")
+    assert metadata(catalog.undrop(["a"], "renamed")) == full
+    catalog.drop_table(["a"], "renamed")
+    assert metadata(catalog.register_table(["a"], "registered", str(published))) == full
+    past, upgraded = catalog.at(before), catalog.at(before + 1)
+    versions = [
+        msgspec.json.decode(catalog.warehouse.fetch(str(url).removeprefix(f"{catalog.warehouse.url}/")).data)
+        for url in (past.tables[("a",), "t"], upgraded.tables[("a",), "t"])
+    ]
+    assert versions == [metadata(old), full]
+
+
 @pytest.mark.parametrize("way", ["plain", "exact"])
 def test_row_ids_are_assigned_once(catalog: Catalog, way: str) -> None:
     loaded = catalog.create_table(["a"], {**table(), **V3})

@@ -92,6 +92,31 @@ def test_deletes_are_part_of_the_plan(served: Served, planned: RestCatalog, name
     assert sorted(scan.to_arrow()["id"].to_pylist()) == [id_ for id_ in range(20) if id_ not in (2, 3, 14)]
 
 
+def test_an_incremental_scan_has_what_appends_added(
+    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str
+) -> None:
+    """As PyIceberg's own planner: rows of overwrites and deletes are not in it, also where manifests were merged."""
+    properties = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}
+    table = catalog.create_table((namespace, "t"), SCHEMA, partition_spec=SPEC, properties=properties)
+    for n in range(3):
+        table.append(rows(n * 6, 6))
+    table.delete("id == 7")
+    table.overwrite(rows(100, 6), overwrite_filter="id < 3")
+    table.append(rows(200, 6))
+    ids = [each.snapshot_id for each in table.metadata.snapshots]
+    for start in ids[:-1]:
+        for end in ids[ids.index(start) + 1 :]:
+            for row_filter in ("city == 'Oslo'", "id >= 0"):
+                scan = table.incremental_append_scan(row_filter=row_filter)
+                ours = scan.from_snapshot_id_exclusive(start).to_snapshot_id_inclusive(end).plan_files()
+                request = PlanTableScanRequest(
+                    **{"start-snapshot-id": start, "end-snapshot-id": end, "filter": scan.row_filter}
+                )
+                found = planned.plan_scan((namespace, "t"), request)
+                assert sorted(task.file.file_path for task in found) == sorted(task.file.file_path for task in ours)
+                assert not any(task.delete_files for task in found)
+
+
 # ---- pages, limits and hostile requests, in this process ----
 
 on_a_directory = pytest.mark.parametrize("served", ["directory"], indirect=True)
@@ -136,6 +161,10 @@ def test_a_plan_has_pages(local: Catalog, table: Table, namespace: str, monkeypa
         monkeypatch.setattr(plan, "TASKS_MAX", tasks)
         assert len(local.plan_scan([namespace], "t", {})["plan-tasks"]) <= max(tasks, 1)
         assert sorted(followed(local, namespace, {}, files)) == wanted
+    ids = [each.snapshot_id for each in table.metadata.snapshots]
+    between = {"start-snapshot-id": ids[0], "end-snapshot-id": ids[-1]}
+    added = table.incremental_append_scan().from_snapshot_id_exclusive(ids[0]).plan_files()
+    assert sorted(followed(local, namespace, between, 4)) == sorted(task.file.file_path for task in added)
     oslo = {"type": "eq", "term": "city", "value": "Oslo"}
     found = followed(local, namespace, {"filter": oslo}, 4)
     assert sorted(found) == sorted(task.file.file_path for task in table.scan("city == 'Oslo'").plan_files())
@@ -173,8 +202,17 @@ def test_hostile_plans_are_refused(local: Catalog, namespace: str) -> None:
             local.plan_scan([namespace], "t", request)
     with pytest.raises(Missing):
         local.plan_scan([namespace], "t", {"snapshot-id": 7})
-    with pytest.raises(Unsupported):
+    with pytest.raises(Missing):
         local.plan_scan([namespace], "t", {"start-snapshot-id": 1, "end-snapshot-id": 2})
+    newest = json.loads(local.load_table([namespace], "t").metadata)["current-snapshot-id"]
+    for request in (
+        {"start-snapshot-id": 1},
+        {"end-snapshot-id": newest},
+        {"start-snapshot-id": 1, "end-snapshot-id": newest},
+        {"start-snapshot-id": newest, "end-snapshot-id": newest, "snapshot-id": newest},
+    ):
+        with pytest.raises(Invalid):
+            local.plan_scan([namespace], "t", request)
     for task in (
         "",
         "x",

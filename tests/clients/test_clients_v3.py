@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
+from datetime import timedelta
 from urllib.request import Request, urlopen
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -17,6 +19,8 @@ import limpet
 from clients.conftest import Served
 from clients.ducks import attached
 from limpet.app.query import fleet_sql
+from limpet.errors import Unsupported
+from limpet.service.client import ServiceWriter
 
 V3 = {"format-version": "3"}
 
@@ -93,3 +97,41 @@ def test_a_table_of_version_2_is_upgraded(served: Served, catalog: RestCatalog, 
         assert duck.execute(f"SELECT id FROM c.{namespace}.t ORDER BY id").fetchall() == [(2,), (3,)]
     assert sorted(catalog.load_table((namespace, "t")).scan().to_arrow()["id"].to_pylist()) == [2, 3]
     assert catalog.load_table((namespace, "t")).metadata.format_version == 3
+
+
+@pytest.mark.usefixtures("with_keys")
+def test_maintenance_keeps_deletion_vectors_and_compaction_is_refused(
+    served: Served, catalog: RestCatalog, namespace: str
+) -> None:
+    """A rewrite would have to carry the ids of rows along, which PyIceberg's writer of manifests cannot."""
+    with closing(attached(served)) as duck:
+        duck.execute(f"CREATE TABLE c.{namespace}.t (id BIGINT) WITH ('format-version' = '3')")
+        for n in range(3):
+            duck.execute(f"INSERT INTO c.{namespace}.t SELECT {n} * 10 + range FROM range(10)")
+        duck.execute(f"DELETE FROM c.{namespace}.t WHERE id IN (3, 13)")
+        fleet = limpet.open(served.place.url)
+        table = fleet.maintain((namespace,), "t", through=ServiceWriter(served.url))
+        with pytest.raises(Unsupported, match="format version 3"):
+            table.compact()
+        assert len(table.expire(max_age=timedelta(0)).snapshots) == 3
+        while not (gone := table.remove_orphans(grace=timedelta(0), quiesced=True)).files:
+            time.sleep(0.2)  # S3 tells the time of a file in whole seconds
+        assert not any(name.endswith((".parquet", ".puffin")) for name in gone.files)
+        assert duck.execute(f"SELECT count(*), sum(id) FROM c.{namespace}.t").fetchall() == [(28, 435 - 16)]
+    found = catalog.load_table((namespace, "t"))
+    assert found.scan().to_arrow().num_rows == 28
+    assert found.metadata.next_row_id == 30
+
+
+@pytest.mark.usefixtures("with_keys")
+def test_an_index_is_not_published_to_a_table_of_version_3(served: Served, namespace: str) -> None:
+    fleet = limpet.open(served.place.url)
+    index = fleet.index(f"recs-{namespace}", {"fields": [{"name": "id", "type": "string"}]}, key="id")
+    index.put({"id": "r1"})
+    where, through = ((namespace,), "t"), ServiceWriter(served.url)
+    fleet.publish_index(index.name, where, through=through)
+    upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
+    through.commit_table(*where, upgrade)
+    index.put({"id": "r2"})
+    with pytest.raises(Unsupported, match="format version 3"):
+        fleet.publish_index(index.name, where, through=through)

@@ -21,9 +21,9 @@ from limpet.app.presence import WorkerPresence
 from limpet.cell import Cell, struct_codec
 from limpet.errors import LimpetError
 from limpet.events.sink import LedgerSink
-from limpet.keys import Key, QueueKeys, worker_key, worker_of
+from limpet.keys import Key, QueueKeys, derived, worker_key, worker_of
 from limpet.queue import BucketQueue
-from limpet.queue.entry import SweepRecord
+from limpet.queue.entry import PushShape, SweepRecord
 from limpet.queue.sync import Blocked, Disconnected, Supervisor, SyncEvent
 from limpet.queue.sync.supervisor import UP_S
 from limpet.store import Store
@@ -124,6 +124,8 @@ def _queue_fleet(bench: Bench) -> None:
         fleet.queue("other").push({"n": 12}, id=id_)
     _swept(bench)
     bench.store.put(QueueKeys.of("q").bell, b'{"ring":"1"}')
+    shape = PushShape(id="pushed", tasks=2, entries=1, sha256=hashlib.sha256(b"2").hexdigest(), at=bench.runtime.wall())
+    queue.storage.shape(derived("many", "pushed")).create(shape)
 
 
 def _spread(bench: Bench, queue: BucketQueue) -> None:
@@ -261,6 +263,14 @@ def ring_bell(bench: Bench) -> None:
     tolerated(lambda: testing.drain(fleet))
     _are_done(bench, fleet, "q", ["rung"])
     work(bench)
+
+
+def push_with_id(bench: Bench) -> None:
+    """A push of many tasks whose id was used before: it is made, or refused; that of another id is made."""
+    queue = bench.open().queue("q")
+    again = tolerated(queue.push_many, [{"n": 15}, {"n": 16}], id="pushed")
+    bench.demand(isinstance(again, LimpetError) or len(again) == 2, "it was pushed in part")
+    bench.demand(len(queue.push_many([{"n": 17}], id="fresh")) == 1, "another id was refused")
 
 
 def handle(n: int = 0) -> dict[str, int]:
@@ -1116,6 +1126,7 @@ KINDS: dict[str, Kind] = {
         _queue("sweep", "q/sweep.json"),
         Kind("bell", "queue", _queues, "queues/q/bell.json", "json", (ring_bell, *_QUEUE)),
         _queue("slot", "s/slots/0.lock"),
+        Kind("push-shape", "queue", _queues, "queues/q/pushes/.*", "json", (push_with_id,)),
         _queue("scheduled", "q/scheduled/.*", resign=_sign_task),
         _durable("step", "steps/bad/0.0000.json"),
         _durable("step-push", "steps/bad/0.0001.json"),

@@ -184,6 +184,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "QueueKeys.slot": ("slot",),
     "QueueKeys.step": ("step", "step-push", "step-gather"),
     "QueueKeys.signal": ("signal",),
+    "QueueKeys.shape": ("push-shape",),
     "IndexKeys.manifest": ("manifest",),
     "IndexKeys.package": ("datapackage",),
     "IndexKeys.json_schema": ("schema.json",),

@@ -26,6 +26,7 @@ from limpet.queue.entry import EntryLease, Suspension
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
+from support.queue import World
 
 
 @dataclass
@@ -680,6 +681,23 @@ def test_what_a_gather_costs(ground: Ground) -> None:
     assert looks == [{"head": 1}, {"head": 1, "get": 4, "put": 1}]
 
 
+def test_a_queue_without_durable_tasks_costs_what_it_did(world: World) -> None:
+    """A sweep lists three times, as in version 0.1; a task whose workers died is given up without a listing."""
+    process = world.process(max_attempts=1)
+    assert process.cost(process.queue._sweeper.sweep)["list"] == 3
+    process.queue.push({}, id="x")
+    process.queue.push({}, id="later", delay_s=1000.0)
+    assert process.cost(process.queue._sweeper.sweep)["list"] == 7, "four of them look for receipts"
+    world.killed(max_attempts=1)
+    world.time.sleep(600)
+    other = world.process(max_attempts=1)
+    requests = other.cost(lambda: other.queue.claim(wait_s=300.0))
+    assert world.receipt("failed/x").state == "failed"
+    lists = [line for line in other.store.log if line.startswith("list") and "steps" in line]
+    assert (lists, requests.get("delete")) == ([], 2)
+    assert len(process.queue.retry("x")) == 1
+
+
 # ---- followers ----
 
 
@@ -733,7 +751,7 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     inspect = queue.inspect
     [row] = inspect.entries("pending")
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
-    assert "due_at" not in row
+    assert (row["due_at"] - ground.runtime.wall()).total_seconds() == pytest.approx(90, abs=5)
     facts = inspect.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.errors import Denied
+from limpet.errors import Denied, Missing
 from limpet.queue import BucketQueue, Policy
+from limpet.queue.claim import EntryClaim
+from limpet.queue.entry import Suspension
 from limpet.store import MemoryStore, ScopedStore
-from support.clock import QueueRuntime, Time
+from support.clock import EPOCH, QueueRuntime, Time
 
 
 def test_the_worker_role_is_enough_to_work() -> None:
@@ -44,6 +46,36 @@ def test_the_worker_role_does_not_steer_the_queue() -> None:
     store = ScopedStore(MemoryStore(runtime), role="worker", runtime=runtime)
     with pytest.raises(Denied, match=r"may not put queues/q/control\.json"):
         BucketQueue(store, "q", runtime).pause()
+
+
+@pytest.mark.parametrize("far", [True, False])
+def test_the_pusher_role_is_enough_to_send_a_signal(far: bool) -> None:
+    """An approval comes from a web application, which pushes tasks and does not work on them."""
+    time = Time()
+    bucket = MemoryStore(QueueRuntime(time, "store"))
+    bucket.far = far
+
+    def opened(role: str) -> BucketQueue:
+        runtime = QueueRuntime(time, role)
+        return BucketQueue(ScopedStore(bucket, role=role, runtime=runtime), "q", runtime)
+
+    pusher, worker = opened("pusher"), opened("worker")
+    pusher.push({}, id="x")
+    waits = Suspension(reason="", step=0, since=EPOCH, signal="approved")
+    with worker.claim() as claim:
+        assert isinstance(claim, EntryClaim)
+        for task in claim:
+            task.suspend(2.0, waits)
+    assert not worker.claim(wait_s=600.0)
+    assert pusher.signal("x", "approved", {"by": "ann"})
+    assert not pusher.signal("x", "approved", {"by": "bob"})
+    with pytest.raises(Missing):
+        pusher.signal("y", "approved")
+    with pytest.raises(Denied, match=r"may not put queues/q/steps/x/0\.0000\.json"):
+        pusher.storage.store.put(pusher.storage.keys.step("x", 0, 0), b"forged")
+    began_s = time.now_s
+    assert worker.claim(wait_s=600.0)
+    assert time.now_s - began_s < 5.0, "the bell tells the worker to look"
 
 
 def test_a_reader_sees_everything_and_changes_nothing() -> None:

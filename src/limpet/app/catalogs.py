@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from limpet.app.fleet import absolute
 from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, RecentObjects
+from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, SharedState
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
 from limpet.events.fold import Executions
@@ -50,7 +50,7 @@ def client_config(url: str) -> dict[str, str]:
     return {name: value for name, value in config.items() if value}
 
 
-def storage_of(store: Store, runtime: Runtime, recent: RecentObjects | None = None) -> CatalogStorage:
+def storage_of(store: Store, runtime: Runtime, recent: SharedState | None = None) -> CatalogStorage:
     """The objects of the catalog; two storages of one process may share `recent`.   Cost: nothing yet."""
     return CatalogStorage(store, CatalogKeys.of(DOMAIN), runtime, ParquetSnapshots(), recent)
 

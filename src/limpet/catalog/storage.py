@@ -37,7 +37,7 @@ class SnapshotCodec(Protocol):
         """The state.   Raises: Corrupt."""
 
 
-class RecentObjects:
+class SharedState:
     """What the leader and the compactor of one process need not read again: the batches that it wrote last, by path,
     and the newest state that it has read."""
 
@@ -57,13 +57,13 @@ class CatalogStorage:
         keys: CatalogKeys,
         runtime: Runtime,
         codec: SnapshotCodec,
-        recent: RecentObjects | None = None,
+        recent: SharedState | None = None,
     ) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
         self.codec = codec
-        self.recent = recent or RecentObjects()
+        self.recent = recent or SharedState()
         self.view = CatalogView(self)
         """The newest state that this process has read; shared by its catalog and its leader."""
 

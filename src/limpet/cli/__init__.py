@@ -347,6 +347,19 @@ def answer(facts: Any, text: str, *, json: bool) -> None:
         say(text)
 
 
+def print_dated(facts: dict[str, Any], said: Iterable[str], *, json: bool) -> None:
+    """Print at once what has just happened, with the time: facts as a line of JSON on stdout, or lines on stderr."""
+    from limpet.records import encode
+    from limpet.runtime import system
+
+    at = system().wall()
+    if json:
+        print(encode({"at": at, **facts}).decode(), flush=True)
+        return
+    for line in said:
+        print(f"{at:%H:%M:%S}Z {line}", file=sys.stderr, flush=True)
+
+
 def printable_json(text: str) -> str:
     """JSON that means the same and is safe on a terminal."""
     if text.replace("\n", "").isprintable():

@@ -67,7 +67,8 @@ def demand_extra() -> None:
     needed = ("prometheus_client", "pyarrow", "pyiceberg", "starlette", "uvicorn")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise Unsupported(f"the catalog needs {', '.join(missing)}", hint="pip install 'limpet[catalog]'")
+        hint = "pip install 'limpet[catalog]', or 'limpet[ui]' for the dashboard"
+        raise Unsupported(f"this command needs {', '.join(missing)}", hint=hint)
 
 
 def fleet_of(url: str | None, *, read_only: bool = False) -> Fleet:

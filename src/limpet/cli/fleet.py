@@ -319,7 +319,7 @@ SPARKS = "\u00b7\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 NAME_COLUMNS = 10
 GAP = 3
 MINUTES_MIN, MINUTES_MAX = 5, 60
-WIDTH_OF_TEXT = 130
+WIDTH_OF_TEXT = 124
 """The width that is assumed without a terminal: room for 30 minutes."""
 REASON_SHOWN = 80
 """Characters shown of what a suspended task waits for."""

@@ -9,8 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ import msgspec
 import typer
 
 from limpet import records
-from limpet.cli import ago, complain, console, many, print_json, printable_json, say, table
+from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
 from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption
 from limpet.errors import Unavailable
 from limpet.records import printable
@@ -582,7 +581,7 @@ def supervise(
 
     def write(event: SyncEvent) -> None:
         if once or not isinstance(event, Cycle) or not event.quiet:
-            _write(event, runtime.wall(), json=json)
+            print_dated(*_shown(event), json=json)
 
     with SignalPipe.catching((*STOP_SIGNALS, signal.SIGUSR1)) as signals:
         stop = SignalFlag(signals)
@@ -598,20 +597,8 @@ def supervise(
             supervisor.run(stop, write)
 
 
-def _write(event: SyncEvent, at: datetime, *, json: bool) -> None:
-    """Print what happened: one JSON object on stdout, or lines on stderr."""
-    fields, said = _shown(event)
-    if json:
-        print(records.encode({"at": at, **fields}).decode(), flush=True)
-        return
-    for line in said:
-        print(f"{at:%H:%M:%S}Z {line}", file=sys.stderr, flush=True)
-
-
 def _shown(event: SyncEvent) -> tuple[dict[str, Any], list[str]]:
     """The JSON object and the lines of text that show an event."""
-    from dataclasses import asdict
-
     from limpet.queue.sync import Blocked, Disconnected, Reconnected
 
     match event:

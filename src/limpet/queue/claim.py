@@ -341,14 +341,14 @@ class EntryClaim:
         """Give up the tasks whose attempts are used up, and end an entry that has no other ones.
 
         Returns whether there are tasks left. If it fails, the claim is let run out, as after a crash.
-        Cost: for each of them 1 LIST and a failure.
+        Its workers may have died before a heartbeat said that it has steps: a retry looks for them.
+        Cost: for each of them a failure.
         """
         record, count = self._lease.record, len(self.content.ids)
         try:
             for n in exhausted(record, count, self._policy):
                 before = error_of(record, n, count)
-                if n not in record.durable and self.storage.steps_of(self.entry, n):
-                    self.note_durable(n)  # its workers died before a heartbeat said so
+                self.note_durable(n)
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
             self._waiting = [n for n in self._waiting if n in self._open]
             if not self.over:

@@ -222,6 +222,7 @@ class Admin:
         entry = name.rpartition(RETRY_MARK)[0] if receipt.retries else name
         base = receipt.id.rpartition(RETRY_MARK)[0] if receipt.retries else receipt.id
         kept = "" if from_scratch else receipt.origin or ""
+        copied = bool(kept) and self._copy_steps(name, f"{entry}{RETRY_MARK}{life}")
         task = new_task(
             f"{base}{RETRY_MARK}{life}",
             bytes(receipt.payload),
@@ -230,20 +231,20 @@ class Admin:
             retries=life,
             origin=kept,
         )
-        if kept:
-            self._copy_steps(name, f"{entry}{RETRY_MARK}{life}")
         self._place(f"{entry}{RETRY_MARK}{life}", task)
         self._storage.ring()
         retried = msgspec.structs.replace(receipt, state="retried", retried_as=task.id)
         self._storage.journal.ended(name, False, key, retried)
         self._storage.receipt(key).attempt(seen, retried)
-        if receipt.origin:
+        if copied or (from_scratch and receipt.origin):
             part = batch_of(name)
             self._storage.drop_steps_of(*part or (name, 0))
         return task.id
 
-    def _copy_steps(self, name: str, entry: str) -> None:
+    def _copy_steps(self, name: str, entry: str) -> bool:
         """Copy the recorded steps of a failed task to its next life, and the signals to it, before that is pushed.
+
+        Returns whether there are any.
 
         Cost: 2 LISTs, 1 GET and 1 PUT for each.   Crash: a second call copies the rest; what no task has is swept.
         """
@@ -259,6 +260,7 @@ class Admin:
                 raise blob
             with suppress(Conflict):
                 self._store.put(copy, blob.data, when=Absent())
+        return bool(steps)
 
     def cancel(self, id_: str) -> bool:
         """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""

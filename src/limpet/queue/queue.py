@@ -75,6 +75,7 @@ POLL_MAX_S = 24.0
 POLL_GROWTH = 1.5
 TOKEN_EVERY_S = 0.1
 TURNS_MAX = 3
+TURNS_CROWDED_MAX = 30
 CONTROL_EVERY_S = 5.0
 WAIT_MAX_S = 2.0
 PAGE = 1000
@@ -217,6 +218,8 @@ class Discovery:
         """Whether few entries of the last part of a long backlog could be claimed."""
         self._newest_after = self._newest_from = ""
         """All minted names up to the first one rest. The second: where the next page of the newest begins."""
+        self._newest_seen = False
+        """Whether this look for work has seen all of the newest."""
         self.page_size, self.leases_in_turn, self.leases_a_page = PAGE, LEASES_IN_TURN, LEASES_A_PAGE
 
     def next(self) -> Candidate | None:
@@ -278,7 +281,17 @@ class Discovery:
 
     def _wants_newest(self) -> bool:
         """Whether the next page is of the newest: every second one is, if most of the backlog rests."""
-        return self.crowded and self._page is not None and not self._page.newest
+        if not self.crowded or self._newest_seen or self._page is None:
+            return False
+        return not self._page.newest or bool(self._newest_from)
+
+    def begin_look(self) -> None:
+        """A thread begins to look for work."""
+        self._newest_seen = False
+
+    def turns_max(self) -> int:
+        """How many pages a look for work may list: if most of the backlog rests, all those of the newest."""
+        return TURNS_CROWDED_MAX if self.crowded and self._newest_from else TURNS_MAX
 
     def _arrange(self, page: CandidatePage, others: Collection[str]) -> None:
         """Leave out of a page what rests, and put aside those whose leases are not known, if they are many.
@@ -479,6 +492,7 @@ class Discovery:
         page = CandidatePage(at_s, self._candidates(found), newest=True)
         free = {each.entry for each in page.candidates if each.lease is None}
         self._newest_from = "" if free or len(found) < self.page_size else found[-1].key
+        self._newest_seen = not free and not self._newest_from
         if begin == first:
             for stat in found:
                 entry = stat.key.removeprefix(folder).partition("/")[0]
@@ -770,7 +784,7 @@ class BucketQueue(AsyncQueue):
         from_scratch: bool = False,
     ) -> Sequence[str]:
         """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 4 LISTs, and 1 GET,
-        1 PUT and 1 DELETE for each recorded step and each signal more.
+        1 PUT and 1 DELETE for each recorded step and each signal more; for one whose workers died 2 LISTs.
 
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
@@ -860,10 +874,9 @@ class BucketQueue(AsyncQueue):
         pages = self.discovery.pages
         listed = False
         claim = self._from_page()
-        for _ in range(TURNS_MAX):
-            if claim is not None:
-                break
-            if not self._worth_a_list():
+        self.discovery.begin_look()
+        for turn in range(TURNS_CROWDED_MAX):
+            if claim is not None or turn >= self.discovery.turns_max() or not self._worth_a_list():
                 break
             page = self.discovery.list_page(pages)
             listed = listed or page is not None

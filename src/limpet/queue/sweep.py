@@ -89,13 +89,19 @@ class Sweeper:
     def sweep(self, *, grace_s: float = 0.0) -> int:
         """One pass; returns the number of deleted objects. Objects younger than `grace_s` may be in use, and are kept.
 
-        Cost: 1 LIST per 1,000 objects of pending/, scheduled/, failed/ and what of completed/ lies between them;
-        1 DELETE for each object that goes; 1 GET for each failed task of a batch; 1 LIST per 1,000 recorded steps, and
-        up to 2 LISTs, 1 HEAD and 1 GET for each entry that has some.
+        Cost: 1 LIST per 1,000 objects of pending/, failed/ and what of completed/ lies between them, and of scheduled/,
+        slots/ and steps/ together; 1 DELETE for each object that goes; 1 GET for each failed task of a batch; up to 2
+        LISTs, 1 HEAD and 1 GET for each entry that has recorded steps.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
-        gone = self._drop_failed(before) + self._drop_pending(before) + self._drop_scheduled(before)
-        gone += self._drop_steps(min(before, self._store.now() - timedelta(seconds=GRACE_S)))
+        gone = self._drop_failed(before) + self._drop_pending(before)
+        # One listing shows both: a queue without durable tasks costs no request more.
+        rest = self._store.list(self._keys.root, after=self._keys.scheduled)
+        for folder, stats in groupby(rest, key=lambda stat: stat.key.removeprefix(self._keys.root).split("/")[1]):
+            if folder == "scheduled":
+                gone += self._drop_scheduled(stats, before)
+            elif folder == "steps":
+                gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))
         if self._storage.closer is not None:
             self._storage.closer.flush()
         return gone
@@ -145,10 +151,10 @@ class Sweeper:
                     gone += self._drop_orphans([stat.key for stat in found.values()])
         return gone
 
-    def _drop_scheduled(self, before: datetime) -> int:
+    def _drop_scheduled(self, stats: Iterator[Stat], before: datetime) -> int:
         """Delayed pushes of names that a receipt ends: the push rule would take them back when they are due."""
         gone = 0
-        for chunk in _chunks(self._store.list(self._keys.scheduled)):
+        for chunk in _chunks(stats):
             entries: dict[str, list[Key]] = {}
             for stat in chunk:
                 found = parts_of_scheduled(stat.key)
@@ -159,15 +165,15 @@ class Sweeper:
             gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)
         return gone
 
-    def _drop_steps(self, before: datetime) -> int:
+    def _drop_steps(self, listed: Iterator[Stat], before: datetime) -> int:
         """Steps and signals of tasks that have ended, except failed ones that may be retried.
 
         Young ones are kept whatever the sweep's grace: a retry copies the steps of a task before it pushes it.
 
-        Cost: 1 LIST per 1,000 of them, and for each entry that has some up to 2 LISTs and 1 HEAD.
+        Cost: for each entry that has some up to 2 LISTs and 1 HEAD.
         """
         gone = 0
-        stats = ((part, stat) for stat in self._store.list(self._keys.steps) if (part := parts_of_step(stat.key)))
+        stats = ((part, stat) for stat in listed if (part := parts_of_step(stat.key)))
         for entry, group in groupby(stats, key=lambda pair: pair[0][0]):
             found = [(part[1], stat) for part, stat in group]
             if any(stat.modified > before for _, stat in found):

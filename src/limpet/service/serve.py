@@ -42,7 +42,7 @@ from limpet.app.fleet import absolute, check_has_store
 from limpet.catalog import Compactor, Publisher
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.gc import collect, collect_ledger
-from limpet.catalog.storage import RecentObjects
+from limpet.catalog.storage import SharedState
 from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import EXECUTIONS
 from limpet.events.fold import hand_over
@@ -117,7 +117,7 @@ class ServiceContext:
         self.log = log
         self.ending = runtime.flag()
         """Raised by the signal that stops the process: streams end then."""
-        self.recent = RecentObjects()
+        self.recent = SharedState()
         """Batches that the API has written: a compactor in the same process need not read them."""
         self.registry = CollectorRegistry()
         self._turns = Counter(

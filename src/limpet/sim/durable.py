@@ -25,7 +25,6 @@ from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
-from limpet.sim.queue import ended_before
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
 TURNS = 6
@@ -456,7 +455,7 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
     for call in model.calls:
         at_s = recorded.get((f"{call.run.entry}/{call.run.n}", "first" if call.number == 0 else "last"))
         claimed_at_s = claims.get((call.run.entry, call.run.token), call.run.at_s)
-        if at_s is not None and at_s < claimed_at_s and not ended_before(bucket, call.run.entry, claimed_at_s, FLOWS):
+        if at_s is not None and at_s < claimed_at_s and not _ended_before(bucket, call.run.entry, claimed_at_s):
             raise Violation(f"{call.run.who} ran step {call.number} of {call.run.id}, which was recorded before")
 
 
@@ -475,6 +474,11 @@ def _signals_are_seen(bucket: Bucket, model: DurableModel) -> None:
         sent_at_s = model.sent.get(first_life(f"{entry}.{n}" if is_batch(entry) else entry), inf)
         if sent_at_s < claimed_at_s <= applied.at_s:  # not the copy that a retry made
             raise Violation(f"{applied.who} waited in vain for a signal to {entry}, which was sent before")
+
+
+def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
+    receipts = {FLOWS.completed_of(entry), FLOWS.failed_of(entry)}
+    return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
 
 
 def _ends_are_those_of_the_tasks(bucket: Bucket, model: DurableModel) -> None:

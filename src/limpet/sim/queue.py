@@ -639,18 +639,18 @@ def _one_winner_each(bucket: Bucket, model: QueueModel) -> None:
     holders: dict[tuple[str, int], HandlerRun] = {}
     for run in model.runs:
         first = holders.setdefault((run.entry, run.token), run)
-        if first.who != run.who and not ended_before(bucket, run.entry, run.at_s):
+        if first.who != run.who and not _ended_before(bucket, run.entry, run.at_s):
             raise Violation(f"token {run.token} of {run.entry} was won by {first.who} and by {run.who}")
     starts: dict[tuple[str, int, int], HandlerRun] = {}
     for run in model.runs:
         first = starts.setdefault((run.id, run.token, run.attempt), run)
-        if first is not run and not ended_before(bucket, run.entry, run.at_s):
+        if first is not run and not _ended_before(bucket, run.entry, run.at_s):
             raise Violation(f"attempt {run.attempt} of {run.id} was started by {first.who} and by {run.who}")
 
 
-def ended_before(bucket: Bucket, entry: str, at_s: float, keys: QueueKeys = KEYS) -> bool:
+def _ended_before(bucket: Bucket, entry: str, at_s: float) -> bool:
     """Whether the entry had a receipt by then: late copies of its task may run again, which at least once allows."""
-    receipts = {keys.completed_of(entry), keys.failed_of(entry)}
+    receipts = {KEYS.completed_of(entry), KEYS.failed_of(entry)}
     return any(applied.key in receipts and applied.at_s <= at_s for applied in bucket.journal)
 
 
@@ -701,7 +701,7 @@ def _attempts_are_limited(bucket: Bucket, model: QueueModel, policy: Policy) -> 
     for run in model.runs:
         died = run.ended == "died" or (not run.ended and run.who in dead)
         counts = (died or run.ended == "failed") and not run.handed_back
-        if counts and not ended_before(bucket, run.entry, run.at_s):
+        if counts and not _ended_before(bucket, run.entry, run.at_s):
             tokens.setdefault(run.id, set()).add(run.token)
     for id_, seen in tokens.items():
         counted = seen if policy.max_attempts == 1 else seen - {1}  # a first claim that dies charges no task
@@ -784,7 +784,7 @@ def _ended_tasks_do_not_start(bucket: Bucket, model: QueueModel) -> None:
                 raise Violation(f"{run.who} started {run.id}, whose task was gone when it was claimed")
             continue
         claimed_at_s = claims.get((run.entry, run.token), run.at_s)
-        if ended_before(bucket, run.entry, claimed_at_s):
+        if _ended_before(bucket, run.entry, claimed_at_s):
             raise Violation(f"{run.who} started {run.id} (token {run.token}), which had ended before it was claimed")
 
 
@@ -807,7 +807,7 @@ def _only_abandoned_entries_are_taken(bucket: Bucket, plan: RunPlan) -> None:
         rested_s = applied.at_s - at_s
         wanted_s = before.ttl_s if before.state is State.HELD else before.wait_s - 1
         early = record.token > before.token and rested_s < wanted_s and plan.sane_clocks
-        if early and not ended_before(bucket, applied.entry, applied.at_s):
+        if early and not _ended_before(bucket, applied.entry, applied.at_s):
             raise Violation(
                 f"{applied.key}: {record.worker_id} took it {rested_s:.2f} s after {before.worker_id} wrote "
                 f"{before.state.value}, not {wanted_s:g} s"

@@ -268,7 +268,8 @@ def gcp_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, project: 
 
 def _named(scope: Scope, pattern: str) -> str:
     """A condition that is true for the objects of `pattern`. The language has no wildcards, so the segment at the first
-    `*` is extracted and compared. Of a pattern with a second `*`, only the beginning and the end are compared.
+    `*` is extracted and compared. Of a pattern with a second `*`, the beginning and the end are compared; of a folder
+    in it, what lies between the last two names, so that a queue whose name is the first of them is left out.
     """
     place = f"projects/_/buckets/{scope.bucket}/objects/"
     head, *rest = (place + scope.below(pattern)).split("*")
@@ -281,6 +282,9 @@ def _named(scope: Scope, pattern: str) -> str:
         parts += [f'{cut} != ""', f'{cut} == resource.name.extract("{head}{{name}}/")']
     if not end.endswith("/"):
         parts.append(f'resource.name.endsWith("{end}")')
+    elif len(rest) > 1 and end != "/":
+        cut = f'resource.name.extract("{middle}{{entry}}{end}")'
+        parts += [f'{cut} != ""', f'{cut} == resource.name.extract("{middle}{{entry}}/")']
     return f"({' && '.join(parts)})"
 
 

@@ -17,10 +17,19 @@ import msgspec
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.conversions import to_json
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.manifest import DATA_FILE_TYPE, DataFile, DataFileContent, ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
 from pyiceberg.table import ManifestGroupPlanner
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import StructType
 
 from limpet import records
@@ -39,6 +48,8 @@ TASKS_MAX = 64
 FILES_MAX = 2000
 """Data files in one answer; the rest of a task is another one."""
 MANIFESTS_MAX = 100_000
+SNAPSHOTS_MAX = 1000
+"""Snapshots in an incremental scan."""
 PLAN_S = 20.0
 
 Json = dict[str, Any]
@@ -74,15 +85,17 @@ class _TaskFields(_AskedFields, kw_only=True):
 def plan_scan(metadata: bytes, request: Mapping[str, Any], fetch: Fetch, now: Callable[[], float]) -> Json:
     """The plan of a scan: its files if they fit into one answer, else tasks.
 
-    Raises: Invalid; Missing without that snapshot; Unsupported for incremental scans, equality deletes, and tables that
-    are too large; Corrupt; what `fetch` raises.   Cost: 1 `fetch` of the manifest list, and those of one task.
+    An incremental scan has the files that appends after `start-snapshot-id` up to `end-snapshot-id` have added.
+    Raises: Invalid; Missing without that snapshot; Unsupported for equality deletes, and what is too large; Corrupt;
+    what `fetch` raises.   Cost: 1 `fetch` of the manifest list (of each append), and those of one task.
     """
     asked = _converted(request, _AskedFields)
     planner = _PlanReader(metadata, asked, fetch, now)
     with readable("the table"):
         ranges = _ranges(planner.wanted())
     fields = {name: value for name, value in request.items() if name in kebab_names(_AskedFields)}
-    tasks = [_token({**fields, "snapshot-id": planner.snapshot_id, "first": a, "last": b}) for a, b in ranges]
+    fixed = {} if planner.is_incremental else {"snapshot-id": planner.snapshot_id}
+    tasks = [_token({**fields, **fixed, "first": a, "last": b}) for a, b in ranges]
     if len(tasks) == 1:
         return {"status": "completed", **scan_tasks(metadata, tasks[0], fetch, now)}
     return {"status": "completed", "plan-tasks": tasks, "file-scan-tasks": [], "delete-files": []}
@@ -130,14 +143,13 @@ def _converted(fields: Any, kind: type[records.T]) -> records.T:
 
 
 class _PlanReader:
-    """One scan of one snapshot."""
+    """One scan of one snapshot, or of the appends between two."""
 
     def __init__(self, metadata: bytes, asked: _AskedFields, fetch: Fetch, now: Callable[[], float]) -> None:
-        if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
-            raise Unsupported("incremental scans are not planned here", hint="plan them in the client")
         table = table_of(Document(metadata))
         self._fetch, self._now, self._until = fetch, now, now() + PLAN_S
         self._budget = AvroBudget()
+        self._appends = _appends(table, asked)
         snapshot = table.current_snapshot() if asked.snapshot_id is None else table.snapshot_by_id(asked.snapshot_id)
         if snapshot is None and asked.snapshot_id is not None:
             raise Missing(f"the table has no snapshot {asked.snapshot_id}")
@@ -154,6 +166,11 @@ class _PlanReader:
             self._is_wanted = self._planner._build_metrics_evaluator()
         except UNREADABLE as error:
             raise Invalid(f"the scan is not valid: {_line(error)}") from None
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether it reads only what appends have added."""
+        return self._appends is not None
 
     @property
     def snapshot_id(self) -> int | None:
@@ -217,15 +234,19 @@ class _PlanReader:
         return task
 
     def _manifests(self) -> list[ManifestFile]:
-        if self._snapshot is None:
-            return []
-        found: list[ManifestFile] = []
-        for manifest in manifests_in(Input(self._snapshot.manifest_list, self._fetch), self._budget):
-            if len(found) == MANIFESTS_MAX:
-                raise Unsupported(f"the table has more than {MANIFESTS_MAX:,} manifests", hint="plan in the client")
-            self._check_time()
-            found.append(manifest)
-        return found
+        """The manifests of the snapshot; of an incremental scan those that its appends have written."""
+        appends = self._appends
+        snapshots = appends.values() if appends is not None else [self._snapshot] if self._snapshot else []
+        found: dict[str, ManifestFile] = {}
+        for snapshot in snapshots:
+            for manifest in manifests_in(Input(snapshot.manifest_list, self._fetch), self._budget):
+                if len(found) == MANIFESTS_MAX:
+                    raise Unsupported(f"the table has more than {MANIFESTS_MAX:,} manifests", hint="plan in the client")
+                self._check_time()
+                is_data = manifest.content == ManifestContent.DATA
+                if appends is None or (is_data and manifest.added_snapshot_id in appends):
+                    found[manifest.manifest_path] = manifest
+        return [*found.values()]
 
     def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
         """The live entries of a manifest."""
@@ -245,6 +266,9 @@ class _PlanReader:
                 continue
             in_partition = self._planner._build_partition_evaluator(manifest.partition_spec_id)
             for entry in self._read(manifest):
+                is_new = entry.status == ManifestEntryStatus.ADDED
+                if self._appends is not None and not (is_new and entry.snapshot_id in self._appends):
+                    continue
                 if in_partition(entry.data_file) and self._is_wanted(entry.data_file):
                     yield entry
 
@@ -297,6 +321,32 @@ class _PlanReader:
             None if value is None else _to_json(field.field_type, value)
             for field, value in zip(kind.fields, values, strict=True)
         ]
+
+
+def _appends(table: TableMetadata, asked: _AskedFields) -> dict[int, Snapshot] | None:
+    """The appends of an incremental scan, the oldest first; None for a scan of one snapshot.
+
+    Every snapshot between must be there, so that all tasks of a plan see the same appends.
+    """
+    start, end = asked.start_snapshot_id, asked.end_snapshot_id
+    if start is None and end is None:
+        return None
+    if start is None or end is None or asked.snapshot_id is not None:
+        raise Invalid("an incremental scan has a start-snapshot-id and an end-snapshot-id, and no snapshot-id")
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots}
+    if end not in snapshots:
+        raise Missing(f"the table has no snapshot {end}")
+    found: list[Snapshot] = []
+    at: int | None = end
+    while at != start:
+        if at is None or at not in snapshots:
+            raise Invalid(f"the snapshot {start} is not an ancestor of {end}, or one between them has expired")
+        if len(found) == SNAPSHOTS_MAX:
+            raise Unsupported(f"more than {SNAPSHOTS_MAX} snapshots are between", hint="plan in the client")
+        found.append(snapshots[at])
+        at = snapshots[at].parent_snapshot_id
+    kept = (each for each in reversed(found) if each.summary and each.summary.operation == Operation.APPEND)
+    return {each.snapshot_id: each for each in kept}
 
 
 def _filter_of(filter_: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from limpet.cli import (
     clean,
     console,
     many,
+    print_dated,
     print_json,
     requests_text,
     say,
@@ -166,13 +166,6 @@ def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float,
 
 def _print_run(facts: dict[str, Any], *, json: bool) -> None:
     """Print one line about one run: JSON on stdout, text on stderr."""
-    from limpet import records
-    from limpet.runtime import system
-
-    at = system().wall()
-    if json:
-        print(records.encode({"at": at, **facts}).decode(), flush=True)
-        return
     if "error" in facts:
         said = f"{facts.get('index', 'store')}: {facts['error']} (hint: {facts['hint']})"
     else:
@@ -182,7 +175,7 @@ def _print_run(facts: dict[str, Any], *, json: bool) -> None:
             f"{size_text(facts['written_bytes'])} written in {ago(facts['seconds'])}"
         )
         said += f", {facts['quarantined']:,} to quarantine" if facts["quarantined"] else ""
-    print(f"{at:%H:%M:%S}Z {said}", file=sys.stderr, flush=True)
+    print_dated(facts, [said], json=json)
 
 
 def publish(
