@@ -113,9 +113,10 @@ def test_maintenance_keeps_deletion_vectors_and_compaction_is_refused(
         table = fleet.maintain((namespace,), "t", through=ServiceWriter(served.url))
         with pytest.raises(Unsupported, match="format version 3"):
             table.compact()
-        assert len(table.expire(max_age=timedelta(0)).snapshots) == 3
+        while table.expire(max_age=timedelta(0)).kept > 1:
+            time.sleep(0.2)  # S3 tells the time in whole seconds
         while not (gone := table.remove_orphans(grace=timedelta(0), quiesced=True)).files:
-            time.sleep(0.2)  # S3 tells the time of a file in whole seconds
+            time.sleep(0.2)
         assert not any(name.endswith((".parquet", ".puffin")) for name in gone.files)
         assert duck.execute(f"SELECT count(*), sum(id) FROM c.{namespace}.t").fetchall() == [(28, 435 - 16)]
     found = catalog.load_table((namespace, "t"))
