@@ -265,8 +265,11 @@ class Leader:
         before = self._view.now()
         last_id = before.head.last_id if before else ""
         if before is not None and before.head.token >= lease.token:
-            # the lock was deleted and created again: its token must exceed all earlier ones
+            # The lock was deleted and created again: its token must exceed all earlier ones. The leader before may trust
+            # its lease for a while, and check rights by its state (`known`). So this lease ends by the raised token, and
+            # the next term begins when the record has expired.
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
+            raise NotLeader("the lock of the catalog was deleted; a process leads again when its record has expired")
         self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
         loaded = self._view.now()
         if loaded is None or loaded.head.token != lease.token:
