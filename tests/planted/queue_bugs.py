@@ -19,7 +19,7 @@ QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        1382,
+        64,
         ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
             "_retry",
@@ -75,7 +75,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch's finished tasks are dropped on a lost lease",
         "H4",
-        647,
+        193,
         (
             "_complete_late",
             "for n in tasks:\n    data = result",
@@ -108,7 +108,7 @@ QUEUE_BUGS = [
     _bug(
         "receipts are checked before the put",
         "H5, receipts checked before the put",
-        18,
+        22,
         (
             "place",
             "if not self._put_resolved(key, data, write_id=task.write_id):\n    return False",
@@ -194,7 +194,7 @@ QUEUE_BUGS = [
     _bug(
         "a delayed push is removed before it is pending",
         "the order of a promotion",
-        1,
+        35,
         (
             "_place_scheduled",
             "task = read_task(self._store.get(key).data, what=key)",
@@ -214,7 +214,7 @@ QUEUE_BUGS = [
     _bug(
         "a claim that could not be settled is renewed for ever",
         "found by the simulation",
-        610,
+        113,
         ("EntryClaim.__exit__", "finally:\n    self._end()", "finally:\n    pass"),
     ),
     _bug(
@@ -233,7 +233,7 @@ QUEUE_BUGS = [
     _bug(
         "a later finisher overwrites the receipt",
         "first finisher wins",
-        186,
+        63,
         (
             "write_receipt",
             "outcome = self.receipt(key).attempt(None, receipt)",
@@ -243,13 +243,13 @@ QUEUE_BUGS = [
     _bug(
         "rest is counted from the claim, not from the nack",
         "waits restart",
-        115,
+        40,
         ("claimable", "at = modified + timedelta(seconds=record.wait_s)", "at = modified"),
     ),
     _bug(
         "a batch task's own receipt counts before its batch has ended",
         "first finisher wins in a batch",
-        108,
+        15,
         ("completion", "return own if ended else None", "return own"),
         ("completion", "own if own is not None and n in whole.own else whole", "whole"),
     ),
@@ -354,7 +354,7 @@ QUEUE_BUGS = [
     _far(
         "a task that was read long before its claim is trusted",
         "H9",
-        48,
+        57,
         ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
     _far(
