@@ -256,7 +256,7 @@ QUEUE_BUGS = [
     _bug(
         "a later finisher's own receipt beats the batch's",
         "first finisher wins in a batch",
-        2873,
+        800,
         (
             "completion",
             "if whole is not None and lists_done(whole, n):",
@@ -313,7 +313,7 @@ QUEUE_BUGS = [
     _bug(
         "only one of the tasks that ran beside each other is a suspect",
         "poison is isolated",
-        555,
+        658,
         ("_died", "_named_in(record))", "_named_in(record)[:1])"),
     ),
     _bug(
@@ -360,7 +360,7 @@ QUEUE_BUGS = [
     _far(
         "a lease goes together with its task",
         "H9",
-        403,
+        2245,
         ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
     ),
     _far(
@@ -414,7 +414,7 @@ QUEUE_BUGS = [
     _far(
         "a task that fails while it is handed back runs again",
         "found by the simulation of a worker",
-        389,
+        423,
         (
             "queue.EntryClaim.fail",
             "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",
