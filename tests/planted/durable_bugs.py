@@ -84,7 +84,7 @@ DURABLE_BUGS = [
     _bug(
         "an attempt uses its own result, though another was recorded first",
         "steps: result recorded after use",
-        242,
+        3140,
         (
             "steps.step",
             'found = steps.record(number, "step", called, data, began_at=began_at)',

@@ -19,7 +19,7 @@ QUEUE_BUGS = [
     _bug(
         "retry swaps the receipt first",
         "H1",
-        1382,
+        64,
         ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
             "_retry",
@@ -75,7 +75,7 @@ QUEUE_BUGS = [
     _bug(
         "a batch's finished tasks are dropped on a lost lease",
         "H4",
-        647,
+        193,
         (
             "_complete_late",
             "for n in tasks:\n    data = result",
@@ -108,7 +108,7 @@ QUEUE_BUGS = [
     _bug(
         "receipts are checked before the put",
         "H5, receipts checked before the put",
-        18,
+        22,
         (
             "place",
             "if not self._put_resolved(key, data, write_id=task.write_id):\n    return False",
@@ -194,7 +194,7 @@ QUEUE_BUGS = [
     _bug(
         "a delayed push is removed before it is pending",
         "the order of a promotion",
-        1,
+        35,
         (
             "_place_scheduled",
             "task = read_task(self._store.get(key).data, what=key)",
@@ -214,7 +214,7 @@ QUEUE_BUGS = [
     _bug(
         "a claim that could not be settled is renewed for ever",
         "found by the simulation",
-        610,
+        113,
         ("EntryClaim.__exit__", "finally:\n    self._end()", "finally:\n    pass"),
     ),
     _bug(
@@ -233,7 +233,7 @@ QUEUE_BUGS = [
     _bug(
         "a later finisher overwrites the receipt",
         "first finisher wins",
-        186,
+        63,
         (
             "write_receipt",
             "outcome = self.receipt(key).attempt(None, receipt)",
@@ -243,20 +243,20 @@ QUEUE_BUGS = [
     _bug(
         "rest is counted from the claim, not from the nack",
         "waits restart",
-        115,
+        40,
         ("claimable", "at = modified + timedelta(seconds=record.wait_s)", "at = modified"),
     ),
     _bug(
         "a batch task's own receipt counts before its batch has ended",
         "first finisher wins in a batch",
-        108,
+        15,
         ("completion", "return own if ended else None", "return own"),
         ("completion", "own if own is not None and n in whole.own else whole", "whole"),
     ),
     _bug(
         "a later finisher's own receipt beats the batch's",
         "first finisher wins in a batch",
-        2873,
+        800,
         (
             "completion",
             "if whole is not None and lists_done(whole, n):",
@@ -313,7 +313,7 @@ QUEUE_BUGS = [
     _bug(
         "only one of the tasks that ran beside each other is a suspect",
         "poison is isolated",
-        555,
+        658,
         ("_died", "_named_in(record))", "_named_in(record)[:1])"),
     ),
     _bug(
@@ -354,13 +354,13 @@ QUEUE_BUGS = [
     _far(
         "a task that was read long before its claim is trusted",
         "H9",
-        48,
+        57,
         ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
     _far(
         "a lease goes together with its task",
         "H9",
-        403,
+        2245,
         ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
     ),
     _far(
@@ -372,13 +372,13 @@ QUEUE_BUGS = [
     _far(
         "a bulk delete that failed in part counts as done",
         "F20",
-        10,
+        0,
         ("queue.Closer._delete_tasks", "if errors[key] is None:", "if key in errors:"),
     ),
     _far(
         "a claim ahead is not handed back",
         "a stop returns what was not started",
-        13,
+        0,
         ("worker.Worker._ahead", "self._give_back(runner, claim)", "pass"),
     ),
     _far(
@@ -408,13 +408,13 @@ QUEUE_BUGS = [
     _far(
         "the closer is lost on stop",
         "a stop leaves no ended entry behind",
-        1,
+        0,
         ("worker.Worker._run_thread", "job.queue.flush()", "pass"),
     ),
     _far(
         "a task that fails while it is handed back runs again",
         "found by the simulation of a worker",
-        389,
+        423,
         (
             "queue.EntryClaim.fail",
             "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",

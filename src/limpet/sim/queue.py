@@ -259,10 +259,12 @@ class QueueActor(QueueUser):
             if hand_back_at < 1:
                 self.runtime.sleep(hand_back_at * self.actors.plan.ttl_s)
                 since_s = self.world.now_s
+                whose = (claim.entry, claim.token, self.process.name)
+                for run in self.model.runs:  # also if the process dies before it hears of that
+                    run.handed_back |= (run.entry, run.token, run.who) == whose and not run.ended
                 claim.hand_back()
                 for run in self.model.runs:
-                    mine = (run.entry, run.token, run.who) == (claim.entry, claim.token, self.process.name)
-                    run.handed_back |= mine and run.ended_at_s >= since_s
+                    run.handed_back |= (run.entry, run.token, run.who) == whose and run.ended_at_s >= since_s
         finally:
             for other in others:
                 other.join()
