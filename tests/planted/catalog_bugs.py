@@ -30,7 +30,7 @@ CATALOG_BUGS = [
     _bug(
         "a swap that is lost refuses the batch",
         "catalog 3",
-        1,
+        6,
         (
             "Compactor._attempt",
             "case _:\n    return None",

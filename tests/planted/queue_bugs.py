@@ -256,7 +256,7 @@ QUEUE_BUGS = [
     _bug(
         "a later finisher's own receipt beats the batch's",
         "first finisher wins in a batch",
-        800,
+        2015,
         (
             "completion",
             "if whole is not None and lists_done(whole, n):",

@@ -19,7 +19,7 @@ SYNC_BUGS = [
     _bug(
         "a push is journaled after its effect",
         "H8",
-        543,
+        507,
         (
             "place",
             "self._storage.journal.pushed(key, data)\n"
@@ -131,13 +131,13 @@ SYNC_BUGS = [
     _bug(
         "a log that is read again prolongs a foreign lease",
         "DESIGN section 5",
-        2,
+        21,
         ("noted", "stands.log >= seq:", "stands.log > seq:"),
     ),
     _bug(
         "the last writer of a lease wins",
         "seed 002, DESIGN section 5",
-        181,
+        426,
         ("published", "if not isinstance(step, Take):\n    return None", ""),
     ),
     _bug(
@@ -227,7 +227,7 @@ SYNC_BUGS = [
     _bug(
         "a part that was refused counts as written",
         "F6, found by the simulation",
-        420,
+        121,
         ("_put_part", "lambda: storage.exists(key) or None", "lambda: True"),
     ),
     _bug(

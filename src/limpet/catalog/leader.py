@@ -265,8 +265,8 @@ class Leader:
         before = self._view.now()
         last_id = before.head.last_id if before else ""
         if before is not None and before.head.token >= lease.token:
-            # The lock was deleted and created again: its token must exceed all earlier ones. The leader before may trust
-            # its lease for a while, and check rights by its state (`known`). So this lease ends by the raised token, and
+            # The lock was deleted and created again: its token must exceed all earlier ones. The leader before may
+            # still trust its lease, and check rights by its state (`known`). So the raised token ends this lease, and
             # the next term begins when the record has expired.
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
             raise NotLeader("the lock of the catalog was deleted; a process leads again when its record has expired")
