@@ -324,7 +324,9 @@ class QueueActor(QueueUser):
             if stats.pending == 0 and stats.scheduled == 0:
                 break
             self.runtime.sleep(1)
-        self.runtime.sleep(QUIET_S)
+        newest = max(each.modified for each in self.actors.bucket.objects.values())
+        behind_s = (newest - self.world.store_time()).total_seconds()  # the store's clock may have stepped back
+        self.runtime.sleep(QUIET_S + max(0.0, behind_s))
         self.queue.sweep()
         for push in self.model.pushes:
             for id_ in push.ids:
