@@ -7,7 +7,7 @@ __all__ = ["SEEDS"]
 SEEDS = {
     "kernel": 3_000,
     "directory": 2_000,
-    "queue": 1_000,
+    "queue": 1_500,
     "queue_far": 500,
     "durable": 1_000,
     "supervisor": 1_000,

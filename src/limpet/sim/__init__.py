@@ -66,6 +66,7 @@ SCENARIOS: dict[str, Scenario] = {
 BLOCK = 10
 """Seeds that a process runs before it reports."""
 SHRINK_RUNS_MAX = 400
+SHOWN_BYTES = 200
 
 
 # ---- many seeds ----
@@ -211,7 +212,7 @@ def describe(detail: str | bytes) -> str:
     if isinstance(detail, str):
         return detail
     if not detail.startswith(b"{"):
-        return repr(detail.decode(errors="replace").replace("\x1f", "|"))
+        return repr(detail[:SHOWN_BYTES].decode(errors="replace").replace("\x1f", "|"))
     fields = msgspec.json.decode(detail.split(b"\n", 1)[0])
     if not isinstance(fields, dict) or "seq" not in fields:
         return ""

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyiceberg.avro.file as avro_module
 
 import limpet.catalog.compactor as compactor_module
 import limpet.catalog.maintain.tables as tables_module
@@ -123,6 +124,7 @@ class MaintainActors(Actors):
             (compactor_module, "SNAPSHOT_EVERY"): 1 << 20,
             (compactor_module, "TAIL_BYTES_MAX"): 1 << 30,
             (tables_module, "GRACE_S_MIN"): GRACE_S,
+            (avro_module, "os"): SimpleNamespace(urandom=bytes),  # the marks between blocks of a file
         }
         return settings
 
