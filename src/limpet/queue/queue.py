@@ -91,6 +91,7 @@ LEASES_A_PAGE = 64
 RESTING_MAX = 50_000
 SEEN_MAX_S = 600.0
 EARLY_LOOKS_MAX = 8
+NEWEST_IN_TURN = 16
 NEWEST_S, NEWEST_MAX_S = 60.0, 600.0
 """How far back the pages of what was pushed last reach at first, and later at most."""
 SKEW_S = 10.0
@@ -218,8 +219,10 @@ class Discovery:
         """Whether few entries of the last part of a long backlog could be claimed."""
         self._newest_after = self._newest_from = ""
         """All minted names up to the first one rest. The second: where the next page of the newest begins."""
-        self._newest_seen = False
-        """Whether this look for work has seen all of the newest."""
+        self._newest_seen = self._newest_free = False
+        """Whether this look for work has seen all of the newest, and whether the last page of them had a free task."""
+        self._newest_in_turn = 0
+        """How many pages in turn were of the newest."""
         self.page_size, self.leases_in_turn, self.leases_a_page = PAGE, LEASES_IN_TURN, LEASES_A_PAGE
 
     def next(self) -> Candidate | None:
@@ -258,6 +261,7 @@ class Discovery:
             if seen not in (None, self.pages):
                 return None
             page = self._listed() if self.whole else self._newest() if self._wants_newest() else self._sampled()
+            self._newest_in_turn = self._newest_in_turn + 1 if page.newest else 0
             ended = self._storage.closer.entries() if self._storage.closer is not None else ()
             with self._mutex:
                 self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
@@ -280,10 +284,14 @@ class Discovery:
             return page
 
     def _wants_newest(self) -> bool:
-        """Whether the next page is of the newest: every second one is, if most of the backlog rests."""
+        """Whether the next page is of the newest: if most of the backlog rests, every second one is, and more of them
+        while they have something to claim.
+        """
         if not self.crowded or self._newest_seen or self._page is None:
             return False
-        return not self._page.newest or bool(self._newest_from)
+        if not self._page.newest:
+            return True
+        return bool(self._newest_from) or (self._newest_free and self._newest_in_turn < NEWEST_IN_TURN)
 
     def begin_look(self) -> None:
         """A thread begins to look for work."""
@@ -493,6 +501,7 @@ class Discovery:
         free = {each.entry for each in page.candidates if each.lease is None}
         self._newest_from = "" if free or len(found) < self.page_size else found[-1].key
         self._newest_seen = not free and not self._newest_from
+        self._newest_free = bool(free)
         if begin == first:
             for stat in found:
                 entry = stat.key.removeprefix(folder).partition("/")[0]

@@ -310,7 +310,7 @@ class SimFiles(Files):
         self._remove(folder, name)
 
     @_system_call
-    def scandir(self, folder: int, /) -> Sequence[tuple[str, bool]]:
+    def scandir(self, folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:
         return [(name, inode.is_folder) for name, inode in self._names(folder).items()]
 
     def walk(self, folder: int, /) -> Iterator[tuple[str, bool]]:

@@ -296,9 +296,10 @@ def _in_order(files: Files, path: str, prefix: str, after: str) -> Iterator[_Lis
     """
 
     def visit(folder: int, prefix: str) -> Iterator[_Name]:
+        floor = after.removeprefix(prefix).partition("/")[0] if after.startswith(prefix) else ""
         entries = [
             entry
-            for name, is_folder in files.scandir(folder)
+            for name, is_folder in files.scandir(folder, floor)
             if (entry := _named(prefix, name, is_folder)) is not None
             and (entry.key > after or (is_folder and after.startswith(entry.key)))
         ]

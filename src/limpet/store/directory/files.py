@@ -117,9 +117,10 @@ class Files(Protocol):
     def rmdir(self, folder: int, name: str, /) -> None:
         """`os.rmdir`: only an empty folder."""
 
-    def scandir(self, folder: int, /) -> Sequence[tuple[str, bool]]:
+    def scandir(self, folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:
         """The plain files and folders in a folder, in any order: (name, whether it is a folder). Links are left out.
 
+        Names below `floor` may be left out, except those with an escape (`=`) and those with which it begins.
         Not a snapshot. On tmpfs a name that is replaced during the call may be missing, in folders too large for one
         `getdents` (about 1,000 names).
         """
@@ -304,13 +305,19 @@ class OsFiles:
         os.utime(fd, ns=(mtime_ns, mtime_ns))
 
     @staticmethod
-    def scandir(folder: int, /) -> Sequence[tuple[str, bool]]:
-        return [*OsFiles.walk(folder)]
+    def scandir(folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:
+        return [*OsFiles._scanned(folder, floor)]
 
     @staticmethod
     def walk(folder: int, /) -> Iterator[tuple[str, bool]]:
+        return OsFiles._scanned(folder, "")
+
+    @staticmethod
+    def _scanned(folder: int, floor: str) -> Iterator[tuple[str, bool]]:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name < floor and "=" not in entry.name and not floor.startswith(entry.name):
+                    continue
                 if (is_folder := entry.is_dir(follow_symlinks=False)) or entry.is_file(follow_symlinks=False):
                     yield entry.name, is_folder
 
