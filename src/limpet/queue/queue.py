@@ -6,7 +6,7 @@ among the oldest, so that many workers do not race for the same entry.
 
 Entries that rest stay in `pending/`, thousands of them perhaps. A process remembers until when each one rests, and
 leaves it out of its pages; of the leases that it does not know it reads some a page, and all of them only when nothing
-else can be claimed. If most of a page rests, every second page is of what was pushed last.
+else can be claimed. If most of a page rests, every second page is of what was pushed last: of the last seconds first.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ RESTING_MAX = 50_000
 SEEN_MAX_S = 600.0
 EARLY_LOOKS_MAX = 8
 NEWEST_IN_TURN = 16
+NEWEST_WINDOWS_S = (2.0, 15.0)
+"""A look for what was pushed last begins with the last seconds: one page shows it, whatever was suspended before."""
 NEWEST_S, NEWEST_MAX_S = 60.0, 600.0
 """How far back the pages of what was pushed last reach at first, and later at most."""
 SKEW_S = 10.0
@@ -219,6 +221,8 @@ class Discovery:
         """Whether few entries of the last part of a long backlog could be claimed."""
         self._newest_after = self._newest_from = ""
         """All minted names up to the first one rest. The second: where the next page of the newest begins."""
+        self._newest_window = 0
+        """Which of `NEWEST_WINDOWS_S` the next page of the newest shows; beyond them, all that may not rest."""
         self._newest_seen = self._newest_free = False
         """Whether this look for work has seen all of the newest, and whether the last page of them had a free task."""
         self._newest_in_turn = 0
@@ -291,15 +295,19 @@ class Discovery:
             return False
         if not self._page.newest:
             return True
-        return bool(self._newest_from) or (self._newest_free and self._newest_in_turn < NEWEST_IN_TURN)
+        if self._newest_free:
+            return self._newest_in_turn < NEWEST_IN_TURN
+        return bool(self._newest_from) or self._newest_window > 0
 
     def begin_look(self) -> None:
         """A thread begins to look for work."""
         self._newest_seen = False
+        if not self._newest_from:
+            self._newest_window = 0
 
     def turns_max(self) -> int:
         """How many pages a look for work may list: if most of the backlog rests, all those of the newest."""
-        return TURNS_CROWDED_MAX if self.crowded and self._newest_from else TURNS_MAX
+        return TURNS_CROWDED_MAX if self.crowded and not self._newest_seen else TURNS_MAX
 
     def _arrange(self, page: CandidatePage, others: Collection[str]) -> None:
         """Leave out of a page what rests, and put aside those whose leases are not known, if they are many.
@@ -496,12 +504,17 @@ class Discovery:
         back_s = NEWEST_MAX_S if self._newest_after else NEWEST_S
         first = self._newest_after = max(self._newest_after, folder + ulid(max(0, now_ms - int(back_s * 1000)), 0))
         begin = max(first, self._newest_from)
+        window = self._newest_window
+        if window < len(NEWEST_WINDOWS_S):
+            begin = max(first, folder + ulid(max(0, now_ms - int(NEWEST_WINDOWS_S[window] * 1000)), 0))
         found = [*islice(self._store.list(self._keys.pending, after=begin), self.page_size)]
         page = CandidatePage(at_s, self._candidates(found), newest=True)
-        free = {each.entry for each in page.candidates if each.lease is None}
-        self._newest_from = "" if free or len(found) < self.page_size else found[-1].key
-        self._newest_seen = not free and not self._newest_from
-        self._newest_free = bool(free)
+        self._newest_free = any(each.lease is None for each in page.candidates)
+        if window < len(NEWEST_WINDOWS_S):
+            self._newest_window = 0 if self._newest_free else window + 1
+            return page
+        self._newest_from = "" if self._newest_free or len(found) < self.page_size else found[-1].key
+        self._newest_seen = not self._newest_free and not self._newest_from
         if begin == first:
             for stat in found:
                 entry = stat.key.removeprefix(folder).partition("/")[0]
