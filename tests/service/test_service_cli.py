@@ -167,8 +167,9 @@ def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
     done = as_json(run("gc", "--json"))
     nothing = {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0, "faults": []}
     assert done == nothing, "all of it is young"
-    done = as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json"))
-    assert done["applied"] == 6
+    # The clock is a lower bound, some milliseconds behind at first: the newest batch may look young to the first run.
+    runs = [as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json")) for _ in range(2)]
+    assert sum(done["applied"] for done in runs) == 6
     assert [*fleet.store.list("ledger/catalog")] == []
     assert fleet.catalog().verify().broken is None
     assert [*fleet.catalog().tables(["a"]).names] == ["v"]

@@ -115,7 +115,7 @@ class Tape:
             return
         at, *rest = args[2:] if name in ("link", "rename") else args
         path = at if isinstance(at, str) else self._paths.get(at, "")
-        if rest and isinstance(rest[0], str):
+        if rest and isinstance(rest[0], str) and name != "scandir":
             path = f"{path}/{rest[0]}"
         short = path.removeprefix(self._above).lstrip("/") or "."
         self._said.append(f"{name} {'TEMP' if '.limpet/tmp/' in short else short}")
