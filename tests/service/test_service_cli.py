@@ -167,10 +167,10 @@ def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
     done = as_json(run("gc", "--json"))
     nothing = {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0, "faults": []}
     assert done == nothing, "all of it is young"
-    # The clock is a lower bound, some milliseconds behind at first: the newest batch may look young to the first run.
-    runs = [as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json")) for _ in range(2)]
-    assert sum(done["applied"] for done in runs) == 6
-    assert [*fleet.store.list("ledger/catalog")] == []
+    done = as_json(run("gc", "--keep", "0s", "--keep-versions", "1", "--grace", "0s", "--json"))
+    left = [*fleet.store.list("ledger/catalog")]
+    assert left in ([], before[-1:]), "the clock is a lower bound: the newest may look young for some milliseconds"
+    assert done["applied"] == 6 - len(left)
     assert fleet.catalog().verify().broken is None
     assert [*fleet.catalog().tables(["a"]).names] == ["v"]
     assert run("gc", "--keep", "soon")[0] == 2
