@@ -355,7 +355,6 @@ def _summary(contents: Contents, files: TableFiles) -> dict[str, str]:
 
 Fetch = Callable[[str, int], bytes]
 """The bytes of a file that a table names; the number is how many are read at most, whatever the file is called."""
-"""The bytes of the file at a URL."""
 
 
 class Input(InputFile):
