@@ -402,8 +402,15 @@ QUEUE_BUGS = [
         "a page shows what another thread is claiming",
         "threads of one process do not contend",
         0,
-        (Change("queue.Discovery.list_page", "others = {*self._tried, *ended}", "others: set[str] = set()"),),
+        (Change("queue.Discovery._show", "others = {*self._tried, *ended}", "others: set[str] = set()"),),
         "queue/test_discovery.py::test_a_page_leaves_out_what_another_thread_is_claiming",
+    ),
+    Bug(
+        "a burst ends when one look finds nothing",
+        "a burst leaves no task that can be claimed",
+        0,
+        (Change("worker.Worker._wait_for_all", "last=quiet", "last=False"),),
+        "queue/test_crowded.py::test_a_burst_ends_only_after_a_look_at_all_of_the_backlog",
     ),
     _far(
         "the closer is lost on stop",

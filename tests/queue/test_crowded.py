@@ -16,8 +16,9 @@ from limpet.lease import State
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import claimed
 from limpet.queue.entry import EntryLease, Suspension, new_task
-from limpet.queue.queue import LEASES_A_PAGE, PAGE
+from limpet.queue.queue import LEASES_A_PAGE, PAGE, YOUNG_READS_MAX
 from limpet.runtime import ulid
+from limpet.worker import Job, Worker
 from support.clock import EPOCH
 from support.queue import NAME, TTL_S, Process, World, held
 
@@ -111,8 +112,8 @@ def costs(process: Rounds, act: Callable[[], object]) -> tuple[int, int]:
 
 
 def drain(process: Process, tasks: int) -> None:
-    """Push tasks, and run as many."""
-    process.queue.push_many([{} for _ in range(tasks)], batch=1)
+    """Run so many tasks that another process pushes."""
+    process.world.process("pusher").queue.push_many([{} for _ in range(tasks)], batch=1)
     for _ in range(tasks):
         with process.queue.claim(wait_s=60.0) as claim:
             assert isinstance(claim, EntryClaim)
@@ -122,7 +123,7 @@ def drain(process: Process, tasks: int) -> None:
 
 
 def trickle(process: Process, tasks: int) -> None:
-    """Push and run one task after another."""
+    """Run one task after another, each pushed by another process."""
     for _ in range(tasks):
         process.world.time.sleep(5.0)
         drain(process, 1)
@@ -187,6 +188,18 @@ def test_a_new_task_is_found_with_few_listings_among_many_that_rest() -> None:
     assert process.store.snapshot().requests["list"] - before <= 3 * 20
 
 
+def test_a_process_finds_its_own_pushes_without_a_listing_among_many_that_rest() -> None:
+    world = World(far=True)
+    crowd(world, 2 * PAGE, "sleeping")
+    process = world.process()
+    learn(process)
+    before = process.store.snapshot().requests["list"]
+    pushed = [process.queue.push({}).id for _ in range(3)] + [process.queue.push({}, id="mine").id]
+    [batch] = {handle.rpartition(".")[0] for handle in process.queue.push_many([{}, {}])}
+    assert {held(process.queue.claim()).entry for _ in range(5)} == {*pushed, batch}
+    assert process.store.snapshot().requests["list"] == before
+
+
 def test_what_is_due_is_found_among_many_that_rest(world: World) -> None:
     """At its time, although a page shows one in twenty of them."""
     world.memory.far = True
@@ -248,3 +261,37 @@ def test_an_entry_whose_lease_changes_is_seen_before_it_would_be_due(world: Worl
     assert seen is not None
     cell.swap(seen, msgspec.structs.replace(seen.value, wait_s=0.0, waits={}))
     assert held(process.queue.claim(wait_s=100.0)).entry == "x"
+
+
+@pytest.mark.parametrize("far", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_burst_ends_only_after_a_look_at_all_of_the_backlog(far: bool, named: bool) -> None:
+    """A page shows five of 1,000 entries that rest. The names of the tasks come before those, which have a time."""
+    world = World(far=far)
+    crowd(world, 1_000, "sleeping", named=named)
+    process = world.process()
+    process.queue.discovery.page_size = 10
+    for n in range(0, 1_000, 200):
+        process.queue.push({"n": n}, id=f"00-{n:06}")
+    world.time.sleep(100.0)
+    ran: list[int] = []
+    Worker([Job(process.queue, lambda payload: ran.append(payload["n"]))], process.runtime, burst=True).run_here()
+    assert sorted(ran) == [*range(0, 1_000, 200)]
+
+
+def test_a_last_claim_takes_what_an_ordinary_look_leaves_out(world: World) -> None:
+    """Of the entries that others have just handed back or hold, an ordinary look reads eight."""
+    other, process = world.process(), world.process()
+    entries = [other.queue.push({}).id for _ in range(YOUNG_READS_MAX + 1)]
+    claims = [held(other.queue.claim()) for _ in entries]
+    next(claim for claim in claims if claim.entry == max(entries)).hand_back()
+    assert not process.queue.claim()
+    assert held(process.queue.claim_last()).entry == max(entries)
+    third = world.process()
+    with third.store.measure() as cost:
+        assert not third.queue.claim_last()
+    assert cost.requests == {"list": 3, "get": len(entries)}, "a first look lists what is scheduled, too"
+    world.memory.delete_in_order([stat.key for stat in [*world.memory.list(KEYS.pending)]])
+    with process.store.measure() as cost:
+        assert not process.queue.claim_last()
+    assert cost.requests == {"list": 1}, "the look saw all"

@@ -401,3 +401,15 @@ def test_a_page_of_what_this_process_has_ended_is_followed_by_the_next(
     discovery._page = None
     process.queue.claim()
     assert listed > 1
+
+
+def test_a_claim_that_waits_looks_at_once_if_the_change_token_differs(world: World) -> None:
+    """Also after claims that did not wait, whose pauses have grown."""
+    process = world.process()
+    process.store.hints = True
+    for _ in range(20):
+        assert not process.queue.claim()
+    world.process("other").queue.push({})
+    began_s = world.time.now_s
+    assert process.queue.claim(wait_s=5.0)
+    assert world.time.now_s == began_s

@@ -443,6 +443,9 @@ class _Wrapped:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
+    def claim_last(self) -> Any:
+        return self.claim(wait_s=1.0 if self.provider == "sqs" else 0.0)
+
 
 class _Failing(_Wrapped):
     """A queue whose store fails so many times in a row."""

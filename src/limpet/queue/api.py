@@ -358,6 +358,9 @@ class Queue(Protocol):
     def claim(self, *, wait_s: float = 0.0) -> Claim:
         """Claim one entry (one task, or a batch) for this process, waiting up to `wait_s` for one."""
 
+    def claim_last(self) -> Claim:
+        """As `claim`, but nothing is claimed only if a look through all of the backlog found nothing to claim."""
+
     @property
     def idle_poll_s(self) -> float:
         """The longest pause between two polls of an idle worker."""

@@ -35,6 +35,7 @@ from limpet.keys import (
     Key,
     QueueKeys,
     count_of,
+    is_batch,
     parts_of_entry,
     parts_of_scheduled,
 )
@@ -207,6 +208,8 @@ class Discovery:
         """Entries that were handed out: of which page, and when the attempt to claim them ended (infinite: not yet)."""
         self.whole = False
         """Whether the last page showed all that waits."""
+        self.complete = False
+        """Whether it did, and no lease was left unread."""
         self._scheduled_at_s = float("-inf")
         self._width = 1
         self.stale = False
@@ -266,26 +269,42 @@ class Discovery:
                 return None
             page = self._listed() if self.whole else self._newest() if self._wants_newest() else self._sampled()
             self._newest_in_turn = self._newest_in_turn + 1 if page.newest else 0
-            ended = self._storage.closer.entries() if self._storage.closer is not None else ()
-            with self._mutex:
-                self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
-                others = {*self._tried, *ended}
-                shown = len(page.candidates)
-                page.candidates = [each for each in page.candidates if each.entry not in others]
-                page.ours = shown - len(page.candidates)
-                if self._page is None or page.at_s - self._page.at_s > AGE_MAX_S:
-                    self._unread = []
-                self._arrange(page, others)
-                if not page.newest:
-                    free = sum(1 for each in page.candidates if each.lease is None)
-                    self.crowded = not self.whole and 2 * free < shown - page.ours
-                self._page = page
-                self.pages += 1
-                self.stale = False
-            for candidate in page.candidates:
-                if candidate.lease is not None:
-                    self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
-            return page
+            return self._show(page)
+
+    def walk(self) -> Iterator[CandidatePage]:
+        """All of the backlog, page by page. Each becomes the page in hand.   Cost: 1 LIST per 1,000 objects."""
+        listing = self._store.list(self._keys.pending)
+        lease: list[Stat] = []
+        while found := [*islice(listing, self.page_size)]:
+            with self._listing:
+                page = CandidatePage(self._runtime.elapsed_s(), self._candidates([*lease, *found]))
+                self._show(page, young=self.page_size)
+            yield page
+            _, kind = parts_of_entry(found[-1].key, self._keys.pending) or ("", "")
+            lease = found[-1:] if kind == LEASE else []  # its task is on the next page
+
+    def _show(self, page: CandidatePage, *, young: int = YOUNG_READS_MAX) -> CandidatePage:
+        """Make a page the page in hand, without what cannot be claimed. `young`: how many young leases may be read."""
+        ended = self._storage.closer.entries() if self._storage.closer is not None else ()
+        with self._mutex:
+            self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
+            others = {*self._tried, *ended}
+            shown = len(page.candidates)
+            page.candidates = [each for each in page.candidates if each.entry not in others]
+            page.ours = shown - len(page.candidates)
+            if self._page is None or page.at_s - self._page.at_s > AGE_MAX_S:
+                self._unread = []
+            self._arrange(page, others, young)
+            if not page.newest:
+                free = sum(1 for each in page.candidates if each.lease is None)
+                self.crowded = not self.whole and 2 * free < shown - page.ours
+            self._page = page
+            self.pages += 1
+            self.stale = False
+        for candidate in page.candidates:
+            if candidate.lease is not None:
+                self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
+        return page
 
     def _wants_newest(self) -> bool:
         """Whether the next page is of the newest: if most of the backlog rests, every second one is, and more of them
@@ -309,14 +328,13 @@ class Discovery:
         """How many pages a look for work may list: if most of the backlog rests, all those of the newest."""
         return TURNS_CROWDED_MAX if self.crowded and not self._newest_seen else TURNS_MAX
 
-    def _arrange(self, page: CandidatePage, others: Collection[str]) -> None:
+    def _arrange(self, page: CandidatePage, others: Collection[str], young: int) -> None:
         """Leave out of a page what rests, and put aside those whose leases are not known, if they are many.
 
         What rests and is due is added, whether the page shows it or not.
         """
         bell = self._storage.bell
         ring = bell is None or bell.listening
-        young = YOUNG_READS_MAX
         at_s, now = self._runtime.elapsed_s(), self._store.now()
         ready: list[Candidate] = []
         unread: list[Candidate] = []
@@ -344,9 +362,11 @@ class Discovery:
                 unread.append(candidate)  # what its tasks wait for is looked at
             elif lease.modified + timedelta(seconds=self._ttl_s) <= now:
                 unread.append(candidate)
-            elif young > 0:  # most young leases are held by live workers: a few a page are read
+            else:  # most young leases are held by live workers: a few a page are read
                 young -= 1
-                unread.append(candidate)
+                if young >= 0:
+                    unread.append(candidate)
+        self.complete = self.whole and young >= 0
         for _, candidate in heapq.nsmallest(EARLY_LOOKS_MAX, early, key=itemgetter(0)):
             del self._resting[candidate.entry]
             unread.append(candidate)
@@ -436,11 +456,13 @@ class Discovery:
                 del self._leases[next(iter(self._leases))]
 
     def add(self, entries: Iterable[str]) -> None:
-        """Add entries that this process has just made pending."""
+        """Add entries that this process has just made pending to the page in hand, as far as there is room."""
         now = self._store.now()
         with self._mutex:
             if self._page is not None:
-                self._page.candidates[:0] = [Candidate(entry, False, now, None) for entry in entries]
+                room = max(0, self.page_size - len(self._page.candidates))
+                new = [Candidate(entry, is_batch(entry), now, None) for entry in islice(entries, room)]
+                self._page.candidates[:0] = reversed(new)
 
     def lease(self, cell: Cell[EntryLease], candidate: Candidate) -> Versioned[EntryLease] | None:
         """The lease of a candidate; None if it is gone.   Cost: 1 GET, once for each version that listings show."""
@@ -513,8 +535,9 @@ class Discovery:
         if window < len(NEWEST_WINDOWS_S):
             self._newest_window = 0 if self._newest_free else window + 1
             return page
-        self._newest_from = "" if self._newest_free or len(found) < self.page_size else found[-1].key
-        self._newest_seen = not self._newest_free and not self._newest_from
+        last = found[-1].key if len(found) == self.page_size else ""
+        self._newest_from = begin if self._newest_free else last
+        self._newest_seen = not self._newest_from
         if begin == first:
             for stat in found:
                 entry = stat.key.removeprefix(folder).partition("/")[0]
@@ -609,12 +632,15 @@ class BucketQueue(AsyncQueue):
         pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
 
-    def _push(self, data: bytes, **about: Any) -> Pushed:
+    def _push(self, data: bytes, *, delay_s: float, **about: Any) -> Pushed:
         if OTEL not in sys.modules:
-            return self._pusher.push(data, **about)
-        with span("push", self.name, "producer") as traced:
-            pushed = self._pusher.push(data, trace=traced.traceparent(), **about)
-            traced.set(message_id=pushed.id, created=pushed.created)
+            pushed = self._pusher.push(data, delay_s=delay_s, **about)
+        else:
+            with span("push", self.name, "producer") as traced:
+                pushed = self._pusher.push(data, delay_s=delay_s, trace=traced.traceparent(), **about)
+                traced.set(message_id=pushed.id, created=pushed.created)
+        if self.discovery.crowded and pushed.created and not delay_s:
+            self.discovery.add([pushed.id])  # so that it need not be looked for among thousands
         return pushed
 
     def _push_step(
@@ -636,10 +662,13 @@ class BucketQueue(AsyncQueue):
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
         if OTEL not in sys.modules:
-            return self._pusher.push_many(encoded, **about)
-        with span("push", self.name, "producer") as traced:
-            entries = self._pusher.push_many(encoded, trace=traced.traceparent(), **about)
-            traced.set(tasks=sum(map(count_of, entries)))
+            entries = self._pusher.push_many(encoded, **about)
+        else:
+            with span("push", self.name, "producer") as traced:
+                entries = self._pusher.push_many(encoded, trace=traced.traceparent(), **about)
+                traced.set(tasks=sum(map(count_of, entries)))
+        if self.discovery.crowded and not about.get("id"):
+            self.discovery.add(entries)
         return entries
 
     def _push_steps(
@@ -671,7 +700,7 @@ class BucketQueue(AsyncQueue):
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
         until_s = self._runtime.elapsed_s() + wait_s
         while True:
-            if wait_s <= 0 or self._runtime.elapsed_s() >= self._poll.due_s:
+            if wait_s <= 0 or self._runtime.elapsed_s() >= self._poll.due_s or self.change_token() != self._token:
                 self._token = self.change_token() if wait_s > 0 else None
                 due_s = self._poll.due_s
                 found = self._try_claim()
@@ -694,6 +723,21 @@ class BucketQueue(AsyncQueue):
     @property
     def claims_ahead(self) -> bool:
         return self._store.far and self.policy.concurrency is None and self.policy.rate_per_s is None
+
+    def claim_last(self) -> EntryClaim | EmptyClaim:
+        """Cost: that of a claim; if it found nothing, and did not see all that waits, 1 LIST per 1,000 objects of the
+        backlog and 1 GET for each lease that this process does not know.
+        """
+        pages = self.discovery.pages
+        claim = self._try_claim()
+        if claim is None and (self.discovery.pages == pages or not self.discovery.complete):
+            for _ in self.discovery.walk():
+                claim = self._from_page()
+                while claim is None and self._learn():
+                    claim = self._from_page()
+                if claim is not None:
+                    break
+        return claim or EmptyClaim()
 
     def claim_ahead(self) -> EntryClaim | None:
         """Only from the page in hand.   Cost: that of a claim, without a LIST."""

@@ -432,7 +432,7 @@ class Worker:
             for n in self._polls.line() if found is None else ():
                 if self._rates[n].take():
                     quiet = False
-                elif (found := self._try(runner, n)) is not None:
+                elif (found := self._try(runner, n, last=quiet)) is not None:
                     break
             if found is not None:
                 return found
@@ -470,14 +470,17 @@ class Worker:
                 return shared
         return None
 
-    def _try(self, runner: Runner, n: int, *, idle: bool = False) -> SharedClaim | None:
-        """Claim an entry of a queue. The caller took a permit of its rate; it goes back if there is no entry."""
+    def _try(self, runner: Runner, n: int, *, idle: bool = False, last: bool = False) -> SharedClaim | None:
+        """Claim an entry of a queue. The caller took a permit of its rate; it goes back if there is no entry.
+
+        `last`: the worker ends if there is none.
+        """
         queue = self._jobs[n].queue
         wait_s = 0.0
         if queue.provider in LONG_POLLS:
             wait_s = LONG_POLL_S if idle and len(self._jobs) == 1 else SHORT_POLL_S
         try:
-            claim = queue.claim(wait_s=wait_s)
+            claim = queue.claim_last() if last else queue.claim(wait_s=wait_s)
         except LimpetError as error:
             times = self._polls.failed(n)
             self._report.say("trouble", runner.name, queue=queue.name, note=_text(error))

@@ -232,6 +232,10 @@ class SqsQueue(AsyncQueue):
         """False: a message that goes back has used an attempt."""
         return False
 
+    def claim_last(self) -> SqsClaim | EmptyClaim:
+        """As a `claim` that waits for a second, so that SQS looks at all its servers."""
+        return self.claim(wait_s=1.0)
+
     def claim_ahead(self) -> None:
         """None: see `claims_ahead`."""
 
