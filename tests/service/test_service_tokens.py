@@ -257,7 +257,7 @@ def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
         path = path.replace("{namespace}", "b").replace("{table}", "t").replace("{view}", "v")
         body: Any = {} if method == "POST" else None
         # a plan changes nothing, and there is nothing to cancel
-        reads = method in ("GET", "HEAD") or path.endswith(("/metrics", "/plan", "/tasks", "/plan/{plan}"))
+        reads = method in ("GET", "HEAD") or path.endswith(("/metrics", "/plan", "/tasks", "/plan/{plan-id}"))
         assert (guarded.ask(method, path, body, bearer("reader")).status == 403) is not reads, endpoint
         assert guarded.ask(method, path, body, bearer("scraper")).status == 403, endpoint
         assert guarded.ask(method, path, body).status == 401, endpoint
