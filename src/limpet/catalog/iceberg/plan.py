@@ -13,6 +13,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -30,11 +31,26 @@ from pyiceberg.manifest import (
     ManifestEntryStatus,
     ManifestFile,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import ManifestGroupPlanner
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
-from pyiceberg.types import StructType
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
 
 from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in, readable
@@ -177,10 +193,14 @@ class _PlanReader:
         self._table: TableMetadata = table
         self._snapshot = snapshot
         self._filter = asked.filter
+        self._prunes = True
         try:
             self._stats = {table.schema().find_field(name, asked.case_sensitive).field_id
                            for name in asked.stats_fields or ()}  # fmt: skip
-            row_filter = _filter_of(asked.filter)
+            try:
+                row_filter = _filter_of(asked.filter, table.schema(), asked.case_sensitive)
+            except _NotPruned:
+                row_filter, self._prunes = AlwaysTrue(), False
             self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
             self._is_wanted = self._planner._build_metrics_evaluator()
         except UNREADABLE as error:
@@ -248,7 +268,7 @@ class _PlanReader:
             task["delete-file-references"] = [*references]
         if self._filter is not None:
             residual = self._planner._build_residual_evaluator(data.spec_id)(data).residual_for(data.partition)
-            if not isinstance(residual, AlwaysTrue):
+            if not (self._prunes and isinstance(residual, AlwaysTrue)):
                 task["residual-filter"] = self._filter  # the whole filter is always right
         return task
 
@@ -323,7 +343,7 @@ class _PlanReader:
         optional: Json = {
             "split-offsets": file.split_offsets,
             "sort-order-id": file.sort_order_id,
-            "key-metadata": file.key_metadata.hex() if file.key_metadata else None,
+            "key-metadata": _hex(file.key_metadata) if file.key_metadata else None,
         }
         if is_data:
             optional["first-row-id"] = _optional(file, "first_row_id")
@@ -376,19 +396,56 @@ def _appends(table: TableMetadata, asked: _AskedFields) -> dict[int, Snapshot] |
     return {each.snapshot_id: each for each in kept}
 
 
-def _filter_of(filter_: Any) -> Any:
-    """Raises: Invalid; what PyIceberg raises."""
+class _NotPruned(Exception):
+    """A filter that PyIceberg cannot evaluate: no file is left out, and the client filters."""
+
+
+def _filter_of(filter_: Any, schema: Schema, case_sensitive: bool) -> Any:
+    """Raises: Invalid; _NotPruned; what PyIceberg raises."""
     if filter_ is None:
         return AlwaysTrue()
     if len(records.encode(filter_)) > FILTER_BYTES_MAX:
         raise Invalid(
             f"the filter has more than {FILTER_BYTES_MAX} bytes", hint="filter less, and the rest in the client"
         )
-    return PlanTableScanRequest.model_validate({"filter": filter_}).filter
+    readable_ = _for_pyiceberg(filter_, schema, case_sensitive)
+    return PlanTableScanRequest.model_validate({"filter": readable_}).filter
+
+
+_COMPARED = (
+    *(BooleanType, IntegerType, LongType, FloatType, DoubleType, DecimalType, DateType, TimeType),
+    *(TimestampType, TimestamptzType, StringType, UUIDType),
+)
+"""Types whose literals PyIceberg reads as the specification writes them."""
+
+
+def _for_pyiceberg(node: Any, schema: Schema, case_sensitive: bool) -> Any:
+    """A filter in the forms that PyIceberg 0.12 reads, of those in the specification.   Raises: as `_filter_of`."""
+    again = partial(_for_pyiceberg, schema=schema, case_sensitive=case_sensitive)
+    match node:
+        case {"type": "true" | "false" as name}:
+            return name == "true"
+        case {"type": "and" | "or", "left": left, "right": right}:
+            return {**node, "left": again(left), "right": again(right)}
+        case {"type": "not", "child": child}:
+            return {**node, "child": again(child)}
+        case {"term": {"type": "reference", "term": str(name)}}:
+            return again({**node, "term": name})
+        case {"term": {"type": "transform", "term": str(name)}}:
+            schema.find_field(name, case_sensitive)
+            raise _NotPruned
+        case {"term": str(name), "value": _} | {"term": str(name), "values": _}:
+            if not isinstance(schema.find_field(name, case_sensitive).field_type, _COMPARED):
+                raise _NotPruned
+    return node
 
 
 def _to_json(kind: Any, value: Any) -> Any:
-    return to_json(kind, value)
+    return _hex(value) if isinstance(value, bytes) else to_json(kind, value)
+
+
+def _hex(value: bytes) -> str:
+    return value.hex().upper()
 
 
 def _optional(file: DataFile, name: str) -> Any:
