@@ -250,9 +250,7 @@ class Rest:
     def create_table(self, request: Request) -> Response:
         """Create a table, or stage it."""
         namespace, fields = _namespace_of(request), request.fields()
-        properties = fields.get("properties")
-        given = properties.values() if isinstance(properties, dict) else ()
-        self._check_places(request, [fields.get("location"), *given])
+        self._check_places(request, _places_in_new(fields))
         made = self._catalog.create_table(namespace, fields, **_sender(request))
         return self._delegated(request, namespace, str(fields.get("name")), made)
 
@@ -418,7 +416,7 @@ class Rest:
                 and not _MINTED_FOLDER.search(text.removeprefix(inside))
             ):
                 raise Denied(
-                    f"the token {request.caller.name!r} is for some namespaces and cannot choose the folder of a table",
+                    f"the token {request.caller.name!r} is for some namespaces and cannot choose a folder",
                     hint="leave the location out",
                 )
 
@@ -426,6 +424,7 @@ class Rest:
 
     def create_view(self, request: Request) -> Response:
         """Create a view."""
+        self._check_places(request, _places_in_new(request.fields()))
         return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), **_sender(request)))
 
     def view(self, request: Request) -> Response:
@@ -451,6 +450,7 @@ class Rest:
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
+        self._check_places(request, _places_in(request.fields().get("updates")))
         return _loaded(self._catalog.replace_view(*_identifier_of(request), request.fields(), **_sender(request)))
 
     def drop_view(self, request: Request) -> Response:
@@ -484,8 +484,15 @@ def _no_functions(_: Request) -> Response:
 # ---- reading requests ----
 
 
+def _places_in_new(fields: Mapping[str, Any]) -> Iterator[Any]:
+    """What may become a folder of a new table or view: its location, and all of its properties."""
+    yield fields.get("location")
+    properties = fields.get("properties")
+    yield from properties.values() if isinstance(properties, dict) else ()
+
+
 def _places_in(updates: Any) -> Iterator[Any]:
-    """The strings in updates of a table that may become folders of it: its location, and all of its properties."""
+    """The same in updates."""
     for update in updates if isinstance(updates, list) else ():
         match update:
             case {"action": "set-location", "location": location}:
