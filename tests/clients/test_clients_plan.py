@@ -169,7 +169,9 @@ def followed(catalog: Catalog, namespace: str, request: dict[str, Any], most: in
 
 
 @on_a_directory
-def test_a_plan_has_pages(local: Catalog, table: Table, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_has_pages(
+    served: Served, local: Catalog, table: Table, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = sorted(task.file.file_path for task in table.scan().plan_files())
     assert len(wanted) == 15
     assert sorted(followed(local, namespace, {}, plan.FILES_MAX)) == wanted
@@ -189,6 +191,8 @@ def test_a_plan_has_pages(local: Catalog, table: Table, namespace: str, monkeypa
     answer = local.plan_scan([namespace], "t", {"filter": oslo, "stats-fields": ["id"]})
     table.append(rows(90, 6))
     assert local.plan_scan([namespace], "t", answer["plan-id"]) == answer, "the same plan, of the same snapshot"
+    path = f"/v1/namespaces/{namespace}/tables/t/plan/{answer['plan-id']}"
+    assert ask(served.url, "GET", path).json == answer, "no process keeps anything: another one answers it too"
     long = {"type": "in", "term": "city", "values": ["x" * 100] * 100}
     answer = local.plan_scan([namespace], "t", {"filter": long})
     assert len(answer["plan-id"]) == 64

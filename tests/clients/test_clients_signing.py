@@ -35,6 +35,7 @@ from limpet.errors import Unsupported
 from limpet.runtime import system
 from limpet.service.decide import S3Bucket, S3Request, SignableRequest, decide
 from limpet.service.sign import CredentialSource, RequestSigner, S3Keys, StsClient, signed_headers
+from service.operations import OPERATIONS
 from support.servers.catalog import Answer, CatalogServer, catalog_server, until
 from support.servers.process import Bucket
 from support.servers.seaweedfs import OPEN_ROLE, STS_KEY, TABLES_ROLE
@@ -536,12 +537,6 @@ def test_who_gets_a_credential(service: CatalogServer, table: Table) -> None:
     assert issued(service, "other", table.name()).error[0] == 403
     assert issued(service, "etl", ("a", "none")).error == (404, "NoSuchTableException")
     authorization = {"authorization": f"Bearer {secret('boss')}"}
-    endpoints = service.ask("GET", "/v1/config", None, authorization).json["endpoints"]
-    for operation in (
-        "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
-        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/sign",
-    ):
-        assert operation in endpoints
     path = f"/v1/namespaces/{table.name()[0]}/tables/{table.name()[1]}"
     plain = service.ask("GET", path, None, authorization).json
     assert "storage-credentials" not in plain
@@ -551,6 +546,34 @@ def test_who_gets_a_credential(service: CatalogServer, table: Table) -> None:
     assert "s3.session-token" in found["config"]
     assert "s3.signer" not in found["config"]
     assert found["config"]["client.refresh-credentials-endpoint"] == f"{path[1:]}/credentials"
+
+
+def test_signing_and_credentials_are_as_specified(service: CatalogServer, seaweedfs: Bucket, table: Table) -> None:
+    """The two operations that a service on a directory refuses (`tests/service/test_service_spec.py`)."""
+    boss = {"authorization": f"Bearer {secret('boss')}"}
+    endpoints = service.ask("GET", "/v1/config", None, boss).json["endpoints"]
+    refused = ("getConfig", "getToken", "listFunctions", "loadFunction")
+    assert {*endpoints} == {each.endpoint for each in OPERATIONS if each.name not in refused}
+    operations = {each.name: each for each in OPERATIONS}
+    sent = {"region": "us-east-1", "method": "GET", "headers": {}, "uri": url_of(seaweedfs, data_file(table))}
+    for body, status in (
+        (sent, 200),
+        ({**sent, "provider": "s3", "properties": {"a": "b"}, "body": None}, 200),
+        ({**sent, "provider": "gcs"}, 400),
+        ({**sent, "headers": {"a": "b"}}, 400),
+        ({"region": "us-east-1"}, 400),
+    ):
+        answer = signed(service, "dashboard", table.name(), body)
+        assert answer.status == status, body
+        if status == 200:
+            assert {*operations["signRequest"].required} <= answer.json.keys()
+            assert answer.headers["cache-control"] == "no-store", "Java keeps signatures that are `private`"
+    assert signed(service, "dashboard", ("a", "none"), sent).error == (404, "NoSuchTableException")
+    for query in ("", "?planId=x", "?referenced-by=a%1Fv"):
+        path = f"/v1/namespaces/a/tables/{table.name()[1]}/credentials{query}"
+        found = service.ask("GET", path, None, boss).json
+        assert {*operations["loadCredentials"].required} <= found.keys()
+        assert found["storage-credentials"][0].keys() == {"prefix", "config"}
 
 
 @pytest.mark.parametrize("token", ["etl", "dashboard"])
