@@ -199,7 +199,7 @@ class _PlanReader:
                            for name in asked.stats_fields or ()}  # fmt: skip
             try:
                 row_filter = _filter_of(asked.filter, table.schema(), asked.case_sensitive)
-            except _NotPruned:
+            except _UnprunableFilter:
                 row_filter, self._prunes = AlwaysTrue(), False
             self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
             self._is_wanted = self._planner._build_metrics_evaluator()
@@ -396,12 +396,12 @@ def _appends(table: TableMetadata, asked: _AskedFields) -> dict[int, Snapshot] |
     return {each.snapshot_id: each for each in kept}
 
 
-class _NotPruned(Exception):
+class _UnprunableFilter(Exception):
     """A filter that PyIceberg cannot evaluate: no file is left out, and the client filters."""
 
 
 def _filter_of(filter_: Any, schema: Schema, case_sensitive: bool) -> Any:
-    """Raises: Invalid; _NotPruned; what PyIceberg raises."""
+    """Raises: Invalid; _UnprunableFilter; what PyIceberg raises."""
     if filter_ is None:
         return AlwaysTrue()
     if len(records.encode(filter_)) > FILTER_BYTES_MAX:
@@ -433,10 +433,10 @@ def _for_pyiceberg(node: Any, schema: Schema, case_sensitive: bool) -> Any:
             return again({**node, "term": name})
         case {"term": {"type": "transform", "term": str(name)}}:
             schema.find_field(name, case_sensitive)
-            raise _NotPruned
+            raise _UnprunableFilter
         case {"term": str(name), "value": _} | {"term": str(name), "values": _}:
             if not isinstance(schema.find_field(name, case_sensitive).field_type, _COMPARED):
-                raise _NotPruned
+                raise _UnprunableFilter
     return node
 
 
