@@ -188,6 +188,7 @@ def test_a_plan_has_pages(
     found = followed(local, namespace, {"filter": oslo}, 4)
     assert sorted(found) == sorted(task.file.file_path for task in table.scan("city == 'Oslo'").plan_files())
     assert len(found) == 5
+    monkeypatch.undo()
     answer = local.plan_scan([namespace], "t", {"filter": oslo, "stats-fields": ["id"]})
     table.append(rows(90, 6))
     assert local.plan_scan([namespace], "t", answer["plan-id"]) == answer, "the same plan, of the same snapshot"
