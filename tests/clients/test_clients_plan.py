@@ -189,6 +189,9 @@ def test_a_plan_has_pages(
     assert sorted(found) == sorted(task.file.file_path for task in table.scan("city == 'Oslo'").plan_files())
     assert len(found) == 5
     monkeypatch.undo()
+    monkeypatch.setattr(plan, "RESIDUALS_BYTES_MAX", 2 * len(json.dumps(oslo)))
+    assert sorted(followed(local, namespace, {"filter": oslo}, 2)) == sorted(found), "a filter is repeated so often"
+    monkeypatch.undo()
     answer = local.plan_scan([namespace], "t", {"filter": oslo, "stats-fields": ["id"]})
     table.append(rows(90, 6))
     assert local.plan_scan([namespace], "t", answer["plan-id"]) == answer, "the same plan, of the same snapshot"

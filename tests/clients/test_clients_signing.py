@@ -426,8 +426,8 @@ def test_after_a_token_is_removed_nothing_is_signed_and_what_was_issued_ends_as_
 ) -> None:
     """Signing ends with the file. A credential that a client has lives on until it expires, and is not renewed."""
     fleet, file = seaweedfs.at(f"revoke-{uuid4().hex}"), tokens_file(tmp_path, *TOKENS)
-    arguments = ("--remote-signing", "--sts-role-arn", TABLES_ROLE, "--tokens-file", str(file))
-    arguments += ("--sts-duration-s", "900")
+    arguments = ["--remote-signing", "--sts-role-arn", TABLES_ROLE, "--tokens-file", str(file)]
+    arguments += ["--sts-duration-s", "900"]
     name = ("a", "t")
     with catalog_server(fleet, *arguments, env=seaweedfs.env) as server:
         client(server, "boss").create_namespace("a")

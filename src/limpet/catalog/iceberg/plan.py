@@ -69,6 +69,8 @@ PLAN_ID_CHARACTERS_MAX = 4096
 TASKS_MAX = 64
 FILES_MAX = 2000
 """Data files in one answer; the rest of a task is another one."""
+RESIDUALS_BYTES_MAX = 4 << 20
+"""Bytes of filters in one answer: each file may repeat the filter."""
 MANIFESTS_MAX = 100_000
 SNAPSHOTS_MAX = 1000
 """Snapshots in an incremental scan."""
@@ -239,10 +241,11 @@ class _PlanReader:
         tasks: list[Json] = []
         files: dict[str, tuple[int, Json]] = {}
         more: list[str] = []
+        most = min(FILES_MAX, max(1, RESIDUALS_BYTES_MAX // len(records.encode(self._filter))))
         for nth, entry in enumerate(self._entries(manifests[task.first : task.last])):
             if nth < task.skip:
                 continue
-            if len(tasks) == FILES_MAX:
+            if len(tasks) == most:
                 more = [_token({**fields, "skip": nth})]
                 break
             data = entry.data_file
