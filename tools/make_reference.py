@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any
@@ -377,7 +378,7 @@ def _metrics(_: Any) -> Any:
 
 
 def _route(route: Route) -> tuple[str, str, str]:
-    handler = route.handler
+    handler = route.handler.func if isinstance(route.handler, partial) else route.handler
     known = {
         "healthz": "The process answers.",
         "readyz": "It reaches its store; who leads.",

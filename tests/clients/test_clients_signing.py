@@ -4,17 +4,21 @@ issues a credential that allows it.
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+import re
 import subprocess
 import sys
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
 import boto3  # type: ignore[import-untyped]
@@ -23,7 +27,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import ForbiddenError, SignError
+from pyiceberg.exceptions import ForbiddenError, SignError, UnauthorizedError
 from pyiceberg.table import Table
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -31,9 +35,10 @@ from limpet.errors import Unsupported
 from limpet.runtime import system
 from limpet.service.decide import S3Bucket, S3Request, SignableRequest, decide
 from limpet.service.sign import CredentialSource, RequestSigner, S3Keys, StsClient, signed_headers
-from support.servers.catalog import Answer, CatalogServer, catalog_server
+from service.operations import OPERATIONS
+from support.servers.catalog import Answer, CatalogServer, catalog_server, until
 from support.servers.process import Bucket
-from support.servers.seaweedfs import OPEN_ROLE, TABLES_ROLE
+from support.servers.seaweedfs import OPEN_ROLE, STS_KEY, TABLES_ROLE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
@@ -58,16 +63,23 @@ def secret(name: str) -> str:
     return f"the-secret-of-{name}-here"
 
 
+def tokens_file(folder: Path, *names: str) -> Path:
+    """A file with these tokens, written as an editor does."""
+    text = ""
+    for name in names:
+        right, namespaces = TOKENS[name]
+        text += f'[[token]]\nname = "{name}"\nsecret = "{secret(name)}"\nrights = ["{right}"]\n'
+        text += f"namespaces = {json.dumps(namespaces)}\n" if namespaces else ""
+    new = folder / "new"
+    new.write_text(text)
+    new.chmod(0o600)
+    return new.rename(folder / "tokens.toml")
+
+
 @pytest.fixture(scope="module")
 def service(seaweedfs: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogServer]:
     """A service that signs and issues, with a token for each kind of client, and two namespaces."""
-    text = ""
-    for name, (right, namespaces) in TOKENS.items():
-        text += f'[[token]]\nname = "{name}"\nsecret = "{secret(name)}"\nrights = ["{right}"]\n'
-        text += f"namespaces = {json.dumps(namespaces)}\n" if namespaces else ""
-    file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
-    file.write_text(text)
-    file.chmod(0o600)
+    file = tokens_file(tmp_path_factory.mktemp("tokens"), *TOKENS)
     arguments = ("--remote-signing", "--sts-role-arn", TABLES_ROLE, "--tokens-file", str(file))
     with catalog_server(seaweedfs.at(f"sign-{uuid4().hex}"), *arguments, env=seaweedfs.env) as server:
         boss = client(server, "boss")
@@ -205,12 +217,126 @@ def test_a_copy_source_that_is_added_to_a_signed_request_copies_nothing(
 def test_a_token_for_one_namespace_cannot_choose_a_folder(service: CatalogServer, table: Table) -> None:
     warehouse = table.location().rpartition("/a/")[0]
     other = client(service, "other")
-    with pytest.raises(ForbiddenError, match="cannot choose the folder"):
+    with pytest.raises(ForbiddenError, match="cannot choose a folder"):
         other.create_table(("b", "t"), ROWS.schema, location=f"{warehouse}/gone")
     own = other.create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema)
-    with pytest.raises(ForbiddenError, match="cannot choose the folder"), own.transaction() as change:
+    with pytest.raises(ForbiddenError, match="cannot choose a folder"), own.transaction() as change:
         change.set_properties({"write.data.path": f"{warehouse}/gone"})
     assert client(service, "boss").create_table(("b", "free"), ROWS.schema, location=f"{warehouse}/gone")
+
+
+def test_no_disguise_lets_a_token_for_one_namespace_choose_a_folder(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    """The files of a dropped table of `a`, for a token of `b`. A property called `action` once hid the others."""
+    boss, space = client(service, "boss"), table.location().rpartition("/a/")[0]
+    place = f"{space}/chosen-{uuid4().hex[:6]}"
+    dropped = boss.create_table(("a", f"t{uuid4().hex[:8]}"), ROWS.schema, location=place)
+    dropped.append(ROWS)
+    stolen = url_of(seaweedfs, data_file(dropped))
+    boss.drop_table(dropped.name())
+    name = f"t{uuid4().hex[:8]}"
+    own = client(service, "other").create_table(("b", name), ROWS.schema)
+    fields = {"schema": json.loads(own.schema().model_dump_json())}
+    hidden = {"action": "x", "write.data.path": place}
+    moves = [{"action": "set-location", "location": place}]
+    sets = [{"action": "set-properties", "updates": hidden}]
+    at = "/v1/namespaces/b"
+    version = {"version-id": 1, "schema-id": 0, "timestamp-ms": 1, "summary": {}, "default-namespace": ["b"]}
+    view = {"view-version": {**version, "representations": [{"type": "sql", "sql": "select 1", "dialect": "x"}]}}
+    identifier = {"namespace": ["b"], "name": name}
+    tries: list[tuple[str, Any]] = [
+        (f"{at}/tables", {"name": "x", **fields, "properties": hidden}),
+        (f"{at}/tables", {"name": "x", **fields, "properties": hidden, "stage-create": True}),
+        (f"{at}/tables", {"name": "x", **fields, "location": place, "action": "x"}),
+        (f"{at}/tables", {"name": "x", **fields, "location": f"{place}/"}),
+        (f"{at}/tables/{name}", {"requirements": [], "updates": moves}),
+        (f"{at}/tables/{name}", {"requirements": [], "updates": sets}),
+        (f"{at}/tables/x", {"requirements": [{"type": "assert-create"}], "updates": moves}),
+        *[
+            ("/v1/transactions/commit", {"table-changes": [{"identifier": identifier, "updates": updates, **more}]})
+            for updates in (moves, sets)
+            for more in ({}, {"action": "x"}, {"action": "set-location", "location": 1})
+        ],
+        (f"{at}/views", {"name": "w", **fields, **view, "properties": {}, "location": place}),
+        (f"{at}/views", {"name": "w", **fields, **view, "properties": hidden}),
+        (f"{at}/register", {"name": "x", "metadata-location": dropped.metadata_location}),
+        (f"{at}/register-view", {"name": "x", "metadata-location": dropped.metadata_location}),
+        (f"{at}/tables/x/sign?staged={quote(place, safe='')}", {"uri": stolen, "method": "GET", "headers": {}}),
+    ]
+    bearer = {"authorization": f"Bearer {secret('other')}"}
+    for path, body in tries:
+        answer = service.ask("POST", path, body, bearer)
+        assert answer.status == 403, (path, body, answer.body)
+    assert signed(service, "other", ("b", name), {"uri": stolen}).status == 403
+
+
+def test_a_listing_stays_in_the_table_wherever_it_is_told_to_begin(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    """SeaweedFS takes the slash off the end of a prefix, and looks elsewhere for a mark that is not below it."""
+    boss, space = client(service, "boss"), table.location().rpartition("/a/")[0]
+    place = f"{space}/b/list-{uuid4().hex[:6]}"
+    own, sibling = (boss.create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema, location=each)
+                    for each in (place, f"{place}2"))  # fmt: skip
+    for each in (own, sibling):
+        each.append(ROWS)
+    [host, _, folder] = url_of(seaweedfs, place).removeprefix("http://").split("/", 2)
+    top = folder.partition("/")[0]
+    marks = ["", *(f"&start-after={mark}" for mark in (quote(f"{folder}/", safe=""), top, "0", f"{folder}2", "%2F"))]
+    marks += [f"&continuation-token={mark}" for mark in (quote(f"{folder}2/data", safe=""), "0", top, f"{folder}/")]
+    listed = 0
+    for mark in marks:
+        for more in ("", "&delimiter=%2F", "&max-keys=1", "&delimiter=a&fetch-owner=true&encoding-type=url"):
+            query = f"list-type=2&prefix={quote(folder, safe='')}%2F{mark}{more}"
+            answer = signed(service, "other", own.name(), {"uri": f"http://{host}/limpet?{query}"})
+            assert answer.status == 200, (query, answer.body)
+            status, data = send(answer)
+            keys = (
+                [unquote(key) for key in re.findall(r"<(?:Key|Prefix)>([^<]*)<", data.decode())]
+                if status == 200
+                else []
+            )
+            assert all(key.startswith(f"{folder}/") for key in keys), (query, data)
+            listed += len(keys)
+    assert listed > 20
+
+
+def test_an_upload_of_another_table_is_neither_completed_nor_ended(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    target = url_of(seaweedfs, f"{table.location()}/data/large.parquet")
+    started = signed(service, "etl", table.name(), {"uri": f"{target}?uploads", "method": "POST"})
+    status, data = send(started, "POST")
+    assert status == 200
+    [upload] = re.findall("<UploadId>([^<]*)</UploadId>", data.decode())
+    part = {"uri": f"{target}?partNumber=1&uploadId={upload}", "method": "PUT"}
+    assert send(signed(service, "etl", table.name(), part), "PUT", b"theirs")[0] == 200
+    own = client(service, "other").create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema)
+    mine = url_of(seaweedfs, f"{own.location()}/data/x.parquet")
+    assert signed(service, "other", own.name(), part).status == 403
+    for method, query in (("PUT", f"partNumber=1&uploadId={upload}"), ("POST", f"uploadId={upload}"),
+                          ("DELETE", f"uploadId={upload}")):  # fmt: skip
+        answer = signed(service, "other", own.name(), {"uri": f"{mine}?{query}", "method": method})
+        body = (
+            b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>x</ETag></Part></CompleteMultipartUpload>"
+        )
+        assert answer.status == 200, "it is about a file of its own table"
+        assert send(answer, method, body if method == "POST" else b"mine")[0] in (400, 404), method
+    assert send(signed(service, "other", own.name(), {"uri": mine}))[0] == 404
+    ended = {"uri": f"{target}?uploadId={upload}", "method": "DELETE"}
+    assert send(signed(service, "etl", table.name(), ended), "DELETE")[0] == 204, "it was still there"
+
+
+@pytest.mark.parametrize("by", ["remote-signing", "vended-credentials"])
+def test_a_registered_table_can_be_read_at_once(service: CatalogServer, table: Table, by: str) -> None:
+    """With what the answer has; and the catalog that it was unregistered from signs no more for it."""
+    etl = {"authorization": f"Bearer {secret('etl')}"}
+    path = f"/v1/namespaces/a/tables/{table.name()[1]}"
+    last = service.ask("POST", f"{path}/unregister", None, etl).json
+    assert issued(service, "etl", table.name()).error == (404, "NoSuchTableException")
+    found = client(service, "boss", by).register_table(("a", f"t{uuid4().hex[:8]}"), last["metadata-location"])
+    assert found.scan().to_arrow().num_rows == 3
 
 
 @pytest.mark.parametrize("by", ["remote-signing", "vended-credentials"])
@@ -292,6 +418,73 @@ def test_a_signature_ends_after_a_quarter_of_an_hour(seaweedfs: Bucket, table: T
         assert send(answer)[0] == status, minutes
 
 
+# ---- a token that is revoked ----
+
+
+def test_after_a_token_is_removed_nothing_is_signed_and_what_was_issued_ends_as_stated(
+    seaweedfs: Bucket, tmp_path: Path
+) -> None:
+    """Signing ends with the file. A credential that a client has lives on until it expires, and is not renewed."""
+    fleet, file = seaweedfs.at(f"revoke-{uuid4().hex}"), tokens_file(tmp_path, *TOKENS)
+    arguments = ["--remote-signing", "--sts-role-arn", TABLES_ROLE, "--tokens-file", str(file)]
+    arguments += ["--sts-duration-s", "900"]
+    name = ("a", "t")
+    with catalog_server(fleet, *arguments, env=seaweedfs.env) as server:
+        client(server, "boss").create_namespace("a")
+        client(server, "etl").create_table(name, ROWS.schema).append(ROWS)
+        by_signature = client(server, "etl").load_table(name)
+        by_credential = client(server, "etl", "vended-credentials").load_table(name)
+        assert by_signature.scan().count() == by_credential.scan().count() == 3
+        uri = url_of(seaweedfs, data_file(by_signature))
+        held = signed(server, "etl", name, {"uri": uri})
+        tokens_file(tmp_path, *(each for each in TOKENS if each != "etl"))
+        until("the token is unknown", lambda: signed(server, "etl", name, {"uri": uri}).status == 401)
+        with pytest.raises(SignError, match="401"):
+            by_signature.scan().to_arrow()
+        with pytest.raises(SignError, match="401"):
+            by_signature.append(ROWS)
+        with pytest.raises(UnauthorizedError):
+            by_signature.refresh()
+        assert send(held)[0] == 200, "one request that was signed before, for a quarter of an hour"
+        assert by_credential.scan().to_arrow().num_rows == 3, "the store knows no tokens"
+        assert issued(server, "etl", name).error == (401, "NotAuthorizedException")
+        with pytest.raises(UnauthorizedError):
+            client(server, "etl", "vended-credentials")
+        ends_s = int(by_credential.io.properties["s3.session-token-expires-at-ms"]) / 1000
+        assert 0 < ends_s - datetime.now(UTC).timestamp() <= 900
+        assert client(server, "boss").load_table(name).scan().count() == 3
+    with catalog_server(fleet, *arguments, env=seaweedfs.env) as server:
+        assert signed(server, "etl", name, {"uri": uri}).error[0] == issued(server, "etl", name).error[0] == 401
+        assert signed(server, "boss", name, {"uri": uri}).status == 200
+
+
+def test_the_store_refuses_a_credential_after_its_end(service: CatalogServer, seaweedfs: Bucket, table: Table) -> None:
+    """The end is in the session token, which SeaweedFS signs. We know its key, and write another end into the token."""
+    [found] = issued(service, "etl", table.name()).json["storage-credentials"]
+    config = found["config"]
+    head, body, _ = config["s3.session-token"].split(".")
+    claims = json.loads(urlsafe_b64decode(f"{body}=="))
+    assert claims["exp"] == int(config["s3.session-token-expires-at-ms"]) // 1000, "the end that clients are told"
+    key = table.metadata_location.removeprefix("s3://limpet/")
+    for left_s, status in ((60, 200), (-60, 403)):
+        changed = {**claims, "exp": int(datetime.now(UTC).timestamp()) + left_s}
+        text = f"{head}.{urlsafe_b64encode(json.dumps(changed).encode()).decode().rstrip('=')}"
+        mark = urlsafe_b64encode(hmac.digest(STS_KEY, text.encode(), "sha256")).decode().rstrip("=")
+        token = f"{text}.{mark}"
+        keys = S3Keys(config["s3.access-key-id"], config["s3.secret-access-key"], token)
+        endpoint = url_of(seaweedfs, "s3://").rstrip("/")
+        wanted = decide(
+            S3Request("GET", f"{endpoint}/limpet/{key}"),
+            may_write=False,
+            bucket=S3Bucket("limpet", endpoint, "us-east-1"),
+            folders=[table.location().removeprefix("s3://limpet/")],
+        )
+        assert isinstance(wanted, SignableRequest)
+        headers = signed_headers(wanted, keys, "us-east-1", datetime.now(UTC))
+        body_ = json.dumps({"uri": wanted.uri, "headers": {k: [v] for k, v in headers.items()}}).encode()
+        assert send(Answer(200, {}, body_))[0] == status, left_s
+
+
 # ---- short-lived credentials ----
 
 
@@ -344,12 +537,6 @@ def test_who_gets_a_credential(service: CatalogServer, table: Table) -> None:
     assert issued(service, "other", table.name()).error[0] == 403
     assert issued(service, "etl", ("a", "none")).error == (404, "NoSuchTableException")
     authorization = {"authorization": f"Bearer {secret('boss')}"}
-    endpoints = service.ask("GET", "/v1/config", None, authorization).json["endpoints"]
-    for operation in (
-        "GET /v1/{prefix}/namespaces/{namespace}/tables/{table}/credentials",
-        "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}/sign",
-    ):
-        assert operation in endpoints
     path = f"/v1/namespaces/{table.name()[0]}/tables/{table.name()[1]}"
     plain = service.ask("GET", path, None, authorization).json
     assert "storage-credentials" not in plain
@@ -359,6 +546,34 @@ def test_who_gets_a_credential(service: CatalogServer, table: Table) -> None:
     assert "s3.session-token" in found["config"]
     assert "s3.signer" not in found["config"]
     assert found["config"]["client.refresh-credentials-endpoint"] == f"{path[1:]}/credentials"
+
+
+def test_signing_and_credentials_are_as_specified(service: CatalogServer, seaweedfs: Bucket, table: Table) -> None:
+    """The two operations that a service on a directory refuses (`tests/service/test_service_spec.py`)."""
+    boss = {"authorization": f"Bearer {secret('boss')}"}
+    endpoints = service.ask("GET", "/v1/config", None, boss).json["endpoints"]
+    refused = ("getConfig", "getToken", "listFunctions", "loadFunction")
+    assert {*endpoints} == {each.endpoint for each in OPERATIONS if each.name not in refused}
+    operations = {each.name: each for each in OPERATIONS}
+    sent = {"region": "us-east-1", "method": "GET", "headers": {}, "uri": url_of(seaweedfs, data_file(table))}
+    for body, status in (
+        (sent, 200),
+        ({**sent, "provider": "s3", "properties": {"a": "b"}, "body": None}, 200),
+        ({**sent, "provider": "gcs"}, 400),
+        ({**sent, "headers": {"a": "b"}}, 400),
+        ({"region": "us-east-1"}, 400),
+    ):
+        answer = signed(service, "dashboard", table.name(), body)
+        assert answer.status == status, body
+        if status == 200:
+            assert {*operations["signRequest"].required} <= answer.json.keys()
+            assert answer.headers["cache-control"] == "no-store", "Java keeps signatures that are `private`"
+    assert signed(service, "dashboard", ("a", "none"), sent).error == (404, "NoSuchTableException")
+    for query in ("", "?planId=x", "?referenced-by=a%1Fv"):
+        path = f"/v1/namespaces/a/tables/{table.name()[1]}/credentials{query}"
+        found = service.ask("GET", path, None, boss).json
+        assert {*operations["loadCredentials"].required} <= found.keys()
+        assert found["storage-credentials"][0].keys() == {"prefix", "config"}
 
 
 @pytest.mark.parametrize("token", ["etl", "dashboard"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,22 @@ def test_inside_of_its_namespaces_a_token_may_write(guarded: CatalogServer) -> N
     assert ask("GET", "/metrics").status == 403
 
 
+def test_pages_of_namespaces_and_their_tokens_name_only_what_a_token_sees(guarded: CatalogServer) -> None:
+    for parent, seen in (("", [["a"], ["deep"]]), ("deep", [["deep", "er"]])):
+        found: list[list[str]] = []
+        token: str | None = ""
+        while token is not None:
+            path = f"/v1/namespaces?parent={parent}&pageSize=1&pageToken={token}"
+            page = guarded.ask("GET", path, headers=bearer("team-a")).json
+            assert len(page["namespaces"]) == 1, "no page is empty because of what is hidden"
+            found += page["namespaces"]
+            token = page["next-page-token"]
+            assert token is None or urlsafe_b64decode(token).decode() == f"after:{found[-1][-1]}"
+        assert found == seen
+    whole = guarded.ask("GET", "/v1/namespaces?pageSize=9", headers=bearer("boss")).json
+    assert whole["namespaces"] == [["a"], ["b"], ["deep"]]
+
+
 def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
     endpoints = guarded.ask("GET", "/v1/config", headers=bearer("reader")).json["endpoints"]
     for endpoint in endpoints:
@@ -257,7 +274,7 @@ def test_a_reader_reads_and_a_scraper_scrapes(guarded: CatalogServer) -> None:
         path = path.replace("{namespace}", "b").replace("{table}", "t").replace("{view}", "v")
         body: Any = {} if method == "POST" else None
         # a plan changes nothing, and there is nothing to cancel
-        reads = method in ("GET", "HEAD") or path.endswith(("/metrics", "/plan", "/tasks", "/plan/{plan}"))
+        reads = method in ("GET", "HEAD") or path.endswith(("/metrics", "/plan", "/tasks", "/plan/{plan-id}"))
         assert (guarded.ask(method, path, body, bearer("reader")).status == 403) is not reads, endpoint
         assert guarded.ask(method, path, body, bearer("scraper")).status == 403, endpoint
         assert guarded.ask(method, path, body).status == 401, endpoint

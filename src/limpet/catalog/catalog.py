@@ -205,8 +205,8 @@ class Catalog:
         reserve(state, [root])
         return (root,)
 
-    def plan_scan(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`.
+    def plan_scan(self, namespace: Sequence[str], name: str, request: Mapping[str, Any] | str) -> dict[str, Any]:
+        """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`. `request`: also a plan's id.
 
         Raises: NoSuchTable; Missing without that snapshot; Invalid; Unsupported; Corrupt; Unavailable if too many plans
         are made.   Cost: as `load_table`, and 1 GET of the manifest list, which it reads twice if the plan is one task;
@@ -309,6 +309,17 @@ class Catalog:
                 LimpetError
             ):  # the state records the remaining folders, which cannot be used until they are empty
                 self._purge(Entry.of(dropped).roots())
+
+    def unregister_table(
+        self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = ""
+    ) -> LoadedTable:
+        """Drop a table, and return it as it was: its files stay, and another catalog can register it.
+
+        Every earlier commit is in it, and later ones fail.   Raises: NoSuchTable.   Cost: a batch, and as `load_table`.
+        """
+        where, name = _identifier(namespace, name)
+        dropped = self._commit(id_, actor, ("unregister table", where, name), entries.drop("t", where, name))
+        return self._published(Entry.of(dropped).path)
 
     def finish_purges(self) -> int:
         """Delete the remaining files of purged tables; returns the number of folders.   Raises: Unavailable; Denied."""

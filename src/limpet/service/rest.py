@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypedDict
 from urllib.parse import quote
@@ -159,9 +159,10 @@ class Rest:
             write("POST", f"{_NS}/properties", self.update_properties),
             read("POST", f"{_TABLE}/metrics", self.report_metrics),  # it changes nothing
             read("POST", f"{_TABLE}/plan", self.plan_scan),
-            read("GET", f"{_TABLE}/plan/{{plan}}", self.plan_result),
-            read("DELETE", f"{_TABLE}/plan/{{plan}}", self.cancel_plan),
+            read("GET", f"{_TABLE}/plan/{{plan_id}}", self.plan_result),
+            read("DELETE", f"{_TABLE}/plan/{{plan_id}}", self.cancel_plan),
             read("POST", f"{_TABLE}/tasks", self.scan_tasks),
+            write("POST", f"{_TABLE}/unregister", self.unregister_table),
             # no namespaces: the metadata file may belong to a dropped table of any of them
             write("POST", f"{_NS}/register", self.register_table, touched=None),
             write("POST", "/v1/tables/rename", partial(_renamed, self._catalog.rename_table), touched=_in_rename),
@@ -181,7 +182,7 @@ class Rest:
         config = {
             "defaults": self._config,
             "overrides": {},
-            "endpoints": [f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}" for route in listed],
+            "endpoints": [_listed_as(route) for route in listed],
             "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
         }
         answer = json_response(config)
@@ -202,9 +203,13 @@ class Rest:
         """List the namespaces in another one (`parent`), or the top-level ones."""
         query = request.query()
         parent = tuple(query["parent"].split(SEPARATOR)) if query.get("parent") else ()
-        page = self._catalog.namespaces(parent, *_page_of(query))
-        found = [[*parent, name] for name in page.names]
-        return json_response({"namespaces": [each for each in found if request.caller.sees(each)], **_next(page)})
+        after, limit = _page_of(query)
+        page = self._catalog.namespaces(parent, after, limit if request.caller.prefixes is None else None)
+        if request.caller.prefixes is not None:  # a page, and the token of the next one, name only what it sees
+            names = [name for name in page.names if request.caller.sees([*parent, name])]
+            rest = limit is not None and len(names) > limit
+            page = NamesPage(names[:limit], names[:limit][-1] if rest else None)
+        return json_response({"namespaces": [[*parent, name] for name in page.names], **_next(page)})
 
     def create_namespace(self, request: Request) -> Response:
         """Create one, with properties."""
@@ -245,7 +250,7 @@ class Rest:
     def create_table(self, request: Request) -> Response:
         """Create a table, or stage it."""
         namespace, fields = _namespace_of(request), request.fields()
-        self._check_places(request, [fields.get("location"), fields.get("properties")])
+        self._check_places(request, _places_in_new(fields))
         made = self._catalog.create_table(namespace, fields, **_sender(request))
         return self._delegated(request, namespace, str(fields.get("name")), made)
 
@@ -270,7 +275,7 @@ class Rest:
 
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
-        self._check_places(request, request.fields().get("updates"))
+        self._check_places(request, _places_in(request.fields().get("updates")))
         done = self._catalog.commit_table(*_identifier_of(request), request.fields(), **_sender(request))
         body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
         return json_response(body, headers=_etag(done.etag))
@@ -284,8 +289,16 @@ class Rest:
     def register_table(self, request: Request) -> Response:
         """Register a table by the location of its metadata."""
         body = request.struct(_RegisterBody)
-        where = _namespace_of(request), body.name, body.metadata_location
-        return _loaded(self._catalog.register_table(*where, overwrite=body.overwrite, **_sender(request)))
+        namespace, sender = _namespace_of(request), _sender(request)
+        made = self._catalog.register_table(
+            namespace, body.name, body.metadata_location, overwrite=body.overwrite, **sender
+        )
+        return self._delegated(request, namespace, body.name, made)
+
+    def unregister_table(self, request: Request) -> Response:
+        """Drop a table, and answer with its last metadata, so that another catalog can register it."""
+        last = self._catalog.unregister_table(*_identifier_of(request), **_sender(request))
+        return json_response({"metadata-location": last.metadata_location, "metadata": msgspec.Raw(last.metadata)})
 
     def report_metrics(self, request: Request) -> Response:
         """Accept and ignore a report of a scan or commit. Clients also send one for a table that is only staged."""
@@ -294,12 +307,12 @@ class Rest:
 
     def plan_scan(self, request: Request) -> Response:
         """Plan a scan: the files to read, or tasks that name them. Plans are made at once, and nothing is kept."""
-        return json_response(self._catalog.plan_scan(*_identifier_of(request), request.fields()))
+        asked = request.fields() if request.body else {}
+        return self._planned(self._catalog.plan_scan, request, asked, (400, "BadRequestException"))
 
     def plan_result(self, request: Request) -> Response:
-        """404: a plan is complete in the answer to its request, so none has an id."""
-        self.has_table(request)
-        raise Rejected(404, "NoSuchPlanIdException", "there is no such plan: plans are answered at once")
+        """The same plan again: its id has the request."""
+        return self._planned(self._catalog.plan_scan, request, request.names[2], (404, "NoSuchPlanIdException"))
 
     def cancel_plan(self, request: Request) -> Response:
         """204: no plan is ever running."""
@@ -308,17 +321,26 @@ class Rest:
     def scan_tasks(self, request: Request) -> Response:
         """The files of one task of a plan."""
         task = request.struct(_TaskBody).plan_task
+        return self._planned(self._catalog.scan_tasks, request, task, (404, "NoSuchPlanTaskException"))
+
+    def _planned(
+        self, plan: Callable[..., dict[str, Any]], request: Request, asked: Any, missing: tuple[int, str]
+    ) -> Response:
+        """A plan, or a part of one; `missing`: the answer if its snapshot, its id or the task is not there."""
         try:
-            return json_response(self._catalog.scan_tasks(*_identifier_of(request), task))
+            return json_response(plan(*_identifier_of(request), asked))
         except NoSuchTable:
             raise
         except Missing as error:
-            raise Rejected(404, "NoSuchPlanTaskException", str(error)) from None
+            raise Rejected(*missing, str(error)) from None
 
     def commit_transaction(self, request: Request) -> Response:
         """Commit to several tables: all or none."""
-        self._check_places(request, request.fields().get("table-changes"))
-        self._catalog.commit_transaction(request.fields().get("table-changes"), **_sender(request))
+        changes = request.fields().get("table-changes")
+        for change in changes if isinstance(changes, list) else ():
+            if isinstance(change, dict):
+                self._check_places(request, _places_in(change.get("updates")))
+        self._catalog.commit_transaction(changes, **_sender(request))
         return _NO_CONTENT
 
     # ---- access to data ----
@@ -353,7 +375,7 @@ class Rest:
                 raise
         if "write" not in request.caller.rights:
             raise Denied(f"the token {request.caller.name!r} may only read, and the table does not exist")
-        self._check_places(request, staged)
+        self._check_places(request, [staged])
         return self._catalog.staged_folders(namespace, name, staged)
 
     def _delegated(self, request: Request, namespace: list[str], name: str, found: LoadedTable) -> Response:
@@ -377,19 +399,24 @@ class Rest:
             LoadedTable(found.metadata_location, found.metadata, {**found.config, **config}, found.etag), more
         )
 
-    def _check_places(self, request: Request, value: Any) -> None:
+    def _check_places(self, request: Request, places: Iterable[Any]) -> None:
         """With remote signing or issued credentials, a token for some namespaces cannot choose folders: they may hold
         files of a dropped table of another namespace. It may name folders that the catalog made: they are random.
+        `places` are values of JSON; what is not a string is refused later.
 
         Raises: Denied.
         """
         if (self._signer is None and self._issuer is None) or request.caller.prefixes is None:
             return
         inside = f"{self._catalog.warehouse.url}/"
-        for text in _places_in(value):
-            if text.startswith(inside) and not _MINTED_FOLDER.search(text.removeprefix(inside)):
+        for text in places:
+            if (
+                isinstance(text, str)
+                and text.startswith(inside)
+                and not _MINTED_FOLDER.search(text.removeprefix(inside))
+            ):
                 raise Denied(
-                    f"the token {request.caller.name!r} is for some namespaces and cannot choose the folder of a table",
+                    f"the token {request.caller.name!r} is for some namespaces and cannot choose a folder",
                     hint="leave the location out",
                 )
 
@@ -397,6 +424,7 @@ class Rest:
 
     def create_view(self, request: Request) -> Response:
         """Create a view."""
+        self._check_places(request, _places_in_new(request.fields()))
         return _loaded(self._catalog.create_view(_namespace_of(request), request.fields(), **_sender(request)))
 
     def view(self, request: Request) -> Response:
@@ -422,6 +450,7 @@ class Rest:
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
+        self._check_places(request, _places_in(request.fields().get("updates")))
         return _loaded(self._catalog.replace_view(*_identifier_of(request), request.fields(), **_sender(request)))
 
     def drop_view(self, request: Request) -> Response:
@@ -437,6 +466,11 @@ class Rest:
         return _loaded(self._catalog.undrop(body.namespace, body.name, **_sender(request)))
 
 
+def _listed_as(route: Route) -> str:
+    """A route as the specification writes it: `{plan-id}`, where a name of ours has no hyphen."""
+    return f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}".replace("{plan_id}", "{plan-id}")
+
+
 def _no_oauth(_: Request) -> Response:
     said = "limpet does not issue tokens: configure the client with one of the service's tokens, as `token`"
     return json_response({"error": "unsupported_grant_type", "error_description": said}, 400)
@@ -450,18 +484,21 @@ def _no_functions(_: Request) -> Response:
 # ---- reading requests ----
 
 
-def _places_in(value: Any) -> Iterator[str]:
-    """The strings that may become folders of a table: its location and its properties, in a create or in updates."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for each in value:
-            yield from _places_in(each)
-    elif isinstance(value, dict):
-        action = value.get("action")
-        for name, each in value.items():
-            if action is None or (action in ("set-location", "set-properties") and name in ("location", "updates")):
-                yield from _places_in(each)
+def _places_in_new(fields: Mapping[str, Any]) -> Iterator[Any]:
+    """What may become a folder of a new table or view: its location, and all of its properties."""
+    yield fields.get("location")
+    properties = fields.get("properties")
+    yield from properties.values() if isinstance(properties, dict) else ()
+
+
+def _places_in(updates: Any) -> Iterator[Any]:
+    """The same in updates."""
+    for update in updates if isinstance(updates, list) else ():
+        match update:
+            case {"action": "set-location", "location": location}:
+                yield location
+            case {"action": "set-properties", "updates": dict(properties)}:
+                yield from properties.values()
 
 
 def _namespace_of(request: Request) -> list[str]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import import_module
 from posixpath import commonpath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
@@ -86,6 +86,7 @@ class SignBody(msgspec.Struct):
     method: Name
     headers: Annotated[dict[Name, _HeaderValues], msgspec.Meta(max_length=HEADERS_MAX)]
     region: Name = ""
+    provider: Literal["s3"] | None = None
     body: Annotated[str, msgspec.Meta(max_length=BODY_BYTES_MAX)] | None = None
 
 

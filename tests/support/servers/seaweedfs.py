@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 from support.servers.process import Bucket, NotInstalled, Server, free_ports
 from support.servers.s3 import bucket_of, create_bucket, request
 
-__all__ = ["OPEN_ROLE", "TABLES_ROLE", "SeaweedFS"]
+__all__ = ["OPEN_ROLE", "STS_KEY", "TABLES_ROLE", "SeaweedFS"]
 
 BUCKET = "limpet"
 ADMIN = {"access_key_id": "admin", "secret_access_key": "admin-secret"}
 TABLES_ROLE = "arn:aws:iam::role/limpet-tables"
 OPEN_ROLE = "arn:aws:iam::role/limpet-open"
 """A role with a mistake: everybody may assume it, with a credential of the role too."""
+STS_KEY = b"limpet" * 6
+"""Signs the session tokens of the STS."""
 READER = {"access_key_id": "reader", "secret_access_key": "reader-secret"}
 
 
@@ -93,7 +96,12 @@ def _sts() -> dict[str, object]:
     everything = {"Effect": "Allow", "Action": "s3:*", "Resource": arns}
     trusted = {TABLES_ROLE: "arn:aws:iam::000000000000:user/admin", OPEN_ROLE: "*"}
     return {
-        "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "limpet", "signingKey": "bGltcGV0" * 6},
+        "sts": {
+            "tokenDuration": "1h",
+            "maxSessionLength": "12h",
+            "issuer": "limpet",
+            "signingKey": b64encode(STS_KEY).decode(),
+        },
         "policy": {"defaultEffect": "Deny", "storeType": "memory"},
         "policies": [{"name": "bucket", "document": {"Version": "2012-10-17", "Statement": [everything]}}],
         "roles": [

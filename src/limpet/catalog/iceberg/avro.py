@@ -177,12 +177,14 @@ class BoundedAvroFile(AvroFile[D]):
         return count
 
 
-def manifests_in(listed: InputFile, budget: AvroBudget) -> Iterator[ManifestFile]:
-    """The manifests that a manifest list names.   Raises: those in `UNREADABLE`."""
+def manifests_in(
+    listed: InputFile, budget: AvroBudget, *, version: Literal[2, 3] = DEFAULT_READ_VERSION
+) -> Iterator[ManifestFile]:
+    """The manifests in a manifest list, with the fields of a format version.   Raises: those in `UNREADABLE`."""
     with BoundedAvroFile[ManifestFile](
         listed,
         budget,
-        read_schema=MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
+        read_schema=MANIFEST_LIST_FILE_SCHEMAS[version],
         read_types={-1: ManifestFile, 508: PartitionFieldSummary},
         read_enums={517: ManifestContent},
     ) as found:

@@ -1,8 +1,9 @@
 """Scan planning: the files that a query of a table must read, as Iceberg's REST protocol wants them.
 
-Nothing is kept between requests. A plan is split into tasks, and the name of a task has all that is needed to answer
-it: the snapshot, the filter, a range of its manifests. So any server answers any task, and there is nothing to cancel.
-A client that makes up a task reads nothing that a plan would not give: the rights are those of the table.
+Nothing is kept between requests. The id of a plan has its request, and the name of each of its tasks has all that is
+needed to answer it: the snapshot, the filter, a range of its manifests. So any server answers any of them, and there is
+nothing to cancel. A client that makes up an id or a task reads nothing that a plan would not give: the rights are those
+of the table.
 
 PyIceberg's planner decides which manifests and files a filter leaves; the manifests are read with the bounds of `avro`.
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +23,7 @@ from pyiceberg.conversions import to_json
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
+    MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
     ManifestContent,
@@ -26,11 +31,26 @@ from pyiceberg.manifest import (
     ManifestEntryStatus,
     ManifestFile,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import ManifestGroupPlanner
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
-from pyiceberg.types import StructType
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
 
 from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in, readable
@@ -44,9 +64,13 @@ from limpet.errors import Corrupt, Invalid, Missing, Unsupported
 FILTER_BYTES_MAX = 16 << 10
 FIELDS_MAX = 1000
 TASK_BYTES_MAX = 64 << 10
+PLAN_ID_CHARACTERS_MAX = 4096
+"""It is part of a path. A plan with a longer request has an id by which it cannot be fetched again."""
 TASKS_MAX = 64
 FILES_MAX = 2000
 """Data files in one answer; the rest of a task is another one."""
+RESIDUALS_BYTES_MAX = 4 << 20
+"""Bytes of filters in one answer: each file may repeat the filter."""
 MANIFESTS_MAX = 100_000
 SNAPSHOTS_MAX = 1000
 """Snapshots in an incremental scan."""
@@ -55,6 +79,8 @@ PLAN_S = 20.0
 Json = dict[str, Any]
 
 _PLACES = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[3].fields)}
+_FIRST_ROW_ID = len(MANIFEST_LIST_FILE_SCHEMAS[3].fields) - 1
+_ROW_ID_MAX = (1 << 63) - 1
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
@@ -82,23 +108,28 @@ class _TaskFields(_AskedFields, kw_only=True):
     skip: _Skipped = 0
 
 
-def plan_scan(metadata: bytes, request: Mapping[str, Any], fetch: Fetch, now: Callable[[], float]) -> Json:
-    """The plan of a scan: its files if they fit into one answer, else tasks.
+def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, now: Callable[[], float]) -> Json:
+    """The plan of a scan: its files if they fit into one answer, else tasks. `request`: also the id of a plan.
 
     An incremental scan has the files that appends after `start-snapshot-id` up to `end-snapshot-id` have added.
-    Raises: Invalid; Missing without that snapshot; Unsupported for equality deletes, and what is too large; Corrupt;
-    what `fetch` raises.   Cost: 1 `fetch` of the manifest list (of each append), and those of one task.
+    Raises: Invalid; Missing without that snapshot, or for an id that is none; Unsupported for equality deletes, and
+    what is too large; Corrupt; what `fetch` raises.   Cost: 1 `fetch` of the manifest list (of each append), and those
+    of one task.
     """
-    asked = _converted(request, _AskedFields)
+    given = _fields_in(request, "plan") if isinstance(request, str) else request
+    asked = _converted(given, _AskedFields)
     planner = _PlanReader(metadata, asked, fetch, now)
     with readable("the table"):
         ranges = _ranges(planner.wanted())
-    fields = {name: value for name, value in request.items() if name in kebab_names(_AskedFields)}
-    fixed = {} if planner.is_incremental else {"snapshot-id": planner.snapshot_id}
-    tasks = [_token({**fields, **fixed, "first": a, "last": b}) for a, b in ranges]
+    fields = {name: value for name, value in given.items() if name in kebab_names(_AskedFields)}
+    fields |= {} if planner.is_incremental else {"snapshot-id": planner.snapshot_id}
+    id_ = _token(fields)
+    id_ = id_ if len(id_) <= PLAN_ID_CHARACTERS_MAX else sha256(id_.encode()).hexdigest()
+    plan: Json = {"status": "completed", "plan-id": id_}
+    tasks = [_token({**fields, "first": a, "last": b}) for a, b in ranges]
     if len(tasks) == 1:
-        return {"status": "completed", **scan_tasks(metadata, tasks[0], fetch, now)}
-    return {"status": "completed", "plan-tasks": tasks, "file-scan-tasks": [], "delete-files": []}
+        return {**plan, **scan_tasks(metadata, tasks[0], fetch, now)}
+    return {**plan, "plan-tasks": tasks, "file-scan-tasks": [], "delete-files": []}
 
 
 def _ranges(wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -119,16 +150,22 @@ def scan_tasks(metadata: bytes, task: str, fetch: Fetch, now: Callable[[], float
 
     Cost: 1 `fetch` of the manifest list, of each manifest of deletes, and of those of the task.
     """
-    if len(task) > TASK_BYTES_MAX:
-        raise Missing("there is no such plan task")
-    try:
-        fields = records.parse_json(urlsafe_b64decode(task.encode("ascii")), what="the plan task")
-    except (ValueError, Invalid):
-        raise Missing("there is no such plan task", hint="plan the scan again") from None
+    fields = _fields_in(task, "plan task")
     asked = _converted(fields, _TaskFields)
     planner = _PlanReader(metadata, asked, fetch, now)
     with readable("the table"):
         return planner.answer(asked, fields)
+
+
+def _fields_in(token: str, what: str) -> Json:
+    """Raises: Missing for a token that is none."""
+    found = None
+    if len(token) <= TASK_BYTES_MAX:
+        with suppress(ValueError, Invalid):
+            found = records.parse_json(urlsafe_b64decode(token.encode("ascii")), what=what)
+    if not isinstance(found, dict):
+        raise Missing(f"there is no such {what}", hint="plan the scan again")
+    return found
 
 
 def _token(fields: Json) -> str:
@@ -158,10 +195,14 @@ class _PlanReader:
         self._table: TableMetadata = table
         self._snapshot = snapshot
         self._filter = asked.filter
+        self._prunes = True
         try:
             self._stats = {table.schema().find_field(name, asked.case_sensitive).field_id
                            for name in asked.stats_fields or ()}  # fmt: skip
-            row_filter = _filter_of(asked.filter)
+            try:
+                row_filter = _filter_of(asked.filter, table.schema(), asked.case_sensitive)
+            except _UnprunableFilter:
+                row_filter, self._prunes = AlwaysTrue(), False
             self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
             self._is_wanted = self._planner._build_metrics_evaluator()
         except UNREADABLE as error:
@@ -200,10 +241,11 @@ class _PlanReader:
         tasks: list[Json] = []
         files: dict[str, tuple[int, Json]] = {}
         more: list[str] = []
+        most = min(FILES_MAX, max(1, RESIDUALS_BYTES_MAX // len(records.encode(self._filter))))
         for nth, entry in enumerate(self._entries(manifests[task.first : task.last])):
             if nth < task.skip:
                 continue
-            if len(tasks) == FILES_MAX:
+            if len(tasks) == most:
                 more = [_token({**fields, "skip": nth})]
                 break
             data = entry.data_file
@@ -229,7 +271,7 @@ class _PlanReader:
             task["delete-file-references"] = [*references]
         if self._filter is not None:
             residual = self._planner._build_residual_evaluator(data.spec_id)(data).residual_for(data.partition)
-            if not isinstance(residual, AlwaysTrue):
+            if not (self._prunes and isinstance(residual, AlwaysTrue)):
                 task["residual-filter"] = self._filter  # the whole filter is always right
         return task
 
@@ -239,7 +281,7 @@ class _PlanReader:
         snapshots = appends.values() if appends is not None else [self._snapshot] if self._snapshot else []
         found: dict[str, ManifestFile] = {}
         for snapshot in snapshots:
-            for manifest in manifests_in(Input(snapshot.manifest_list, self._fetch), self._budget):
+            for manifest in manifests_in(Input(snapshot.manifest_list, self._fetch), self._budget, version=3):
                 if len(found) == MANIFESTS_MAX:
                     raise Unsupported(f"the table has more than {MANIFESTS_MAX:,} manifests", hint="plan in the client")
                 self._check_time()
@@ -249,10 +291,16 @@ class _PlanReader:
         return [*found.values()]
 
     def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """The live entries of a manifest."""
+        """The live entries of a manifest. Data files without a first row id inherit it from their manifest."""
+        row_id = manifest[_FIRST_ROW_ID]
         for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, self._budget, version=3):
             self._check_time()
             entry.data_file.spec_id = manifest.partition_spec_id
+            if row_id is not None and _optional(entry.data_file, "first_row_id") is None:
+                entry.data_file[_PLACES["first_row_id"]] = row_id
+                row_id += entry.data_file.record_count
+                if not 0 <= row_id <= _ROW_ID_MAX:
+                    raise ValueError(f"row ids end at {_ROW_ID_MAX}")
             yield entry
 
     def _check_time(self) -> None:
@@ -298,9 +346,11 @@ class _PlanReader:
         optional: Json = {
             "split-offsets": file.split_offsets,
             "sort-order-id": file.sort_order_id,
-            "key-metadata": file.key_metadata.hex() if file.key_metadata else None,
+            "key-metadata": _hex(file.key_metadata) if file.key_metadata else None,
         }
-        if not is_data:
+        if is_data:
+            optional["first-row-id"] = _optional(file, "first_row_id")
+        else:
             names = ("referenced-data-file", "content-offset", "content-size-in-bytes")
             optional |= {name: _optional(file, name.replace("-", "_")) for name in names}
         if is_data and self._stats:
@@ -349,19 +399,56 @@ def _appends(table: TableMetadata, asked: _AskedFields) -> dict[int, Snapshot] |
     return {each.snapshot_id: each for each in kept}
 
 
-def _filter_of(filter_: Any) -> Any:
-    """Raises: Invalid; what PyIceberg raises."""
+class _UnprunableFilter(Exception):
+    """A filter that PyIceberg cannot evaluate: no file is left out, and the client filters."""
+
+
+def _filter_of(filter_: Any, schema: Schema, case_sensitive: bool) -> Any:
+    """Raises: Invalid; _UnprunableFilter; what PyIceberg raises."""
     if filter_ is None:
         return AlwaysTrue()
     if len(records.encode(filter_)) > FILTER_BYTES_MAX:
         raise Invalid(
             f"the filter has more than {FILTER_BYTES_MAX} bytes", hint="filter less, and the rest in the client"
         )
-    return PlanTableScanRequest.model_validate({"filter": filter_}).filter
+    readable_ = _for_pyiceberg(filter_, schema, case_sensitive)
+    return PlanTableScanRequest.model_validate({"filter": readable_}).filter
+
+
+_COMPARED = (
+    *(BooleanType, IntegerType, LongType, FloatType, DoubleType, DecimalType, DateType, TimeType),
+    *(TimestampType, TimestamptzType, StringType, UUIDType),
+)
+"""Types whose literals PyIceberg reads as the specification writes them."""
+
+
+def _for_pyiceberg(node: Any, schema: Schema, case_sensitive: bool) -> Any:
+    """A filter in the forms that PyIceberg 0.12 reads, of those in the specification.   Raises: as `_filter_of`."""
+    again = partial(_for_pyiceberg, schema=schema, case_sensitive=case_sensitive)
+    match node:
+        case {"type": "true" | "false" as name}:
+            return name == "true"
+        case {"type": "and" | "or", "left": left, "right": right}:
+            return {**node, "left": again(left), "right": again(right)}
+        case {"type": "not", "child": child}:
+            return {**node, "child": again(child)}
+        case {"term": {"type": "reference", "term": str(name)}}:
+            return again({**node, "term": name})
+        case {"term": {"type": "transform", "term": str(name)}}:
+            schema.find_field(name, case_sensitive)
+            raise _UnprunableFilter
+        case {"term": str(name), "value": _} | {"term": str(name), "values": _}:
+            if not isinstance(schema.find_field(name, case_sensitive).field_type, _COMPARED):
+                raise _UnprunableFilter
+    return node
 
 
 def _to_json(kind: Any, value: Any) -> Any:
-    return to_json(kind, value)
+    return _hex(value) if isinstance(value, bytes) else to_json(kind, value)
+
+
+def _hex(value: bytes) -> str:
+    return value.hex().upper()
 
 
 def _optional(file: DataFile, name: str) -> Any:

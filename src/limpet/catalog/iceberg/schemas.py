@@ -36,11 +36,11 @@ _Ids = Annotated[list[_Id], msgspec.Meta(max_length=_MANY)]
 _Objects = Annotated[list[Any], msgspec.Meta(max_length=_MANY)]
 
 
-class _KebabFields(msgspec.Struct, rename="kebab", kw_only=True):
-    """Fields that this version of the specification defines. Others are passed on too."""
+class KebabFields(msgspec.Struct, rename="kebab", kw_only=True):
+    """Fields that the specification of version 3 defines. Others are passed on too; URLs in them are checked."""
 
 
-class SchemaJson(_KebabFields, kw_only=True):
+class SchemaJson(KebabFields):
     """A schema. Its fields are checked one by one (`columns_of`)."""
 
     fields: _Objects
@@ -49,7 +49,7 @@ class SchemaJson(_KebabFields, kw_only=True):
     identifier_field_ids: _Ids | None = None
 
 
-class FieldJson(_KebabFields, kw_only=True):
+class FieldJson(KebabFields):
     """A column, or a field of a struct. The defaults are JSON values of its type (`_check_default`)."""
 
     id: _Id
@@ -61,13 +61,13 @@ class FieldJson(_KebabFields, kw_only=True):
     write_default: Any = None
 
 
-class _ListJson(_KebabFields, kw_only=True):
+class _ListJson(KebabFields):
     element_id: _Id
     element: Any
     element_required: bool
 
 
-class _MapJson(_KebabFields, kw_only=True):
+class _MapJson(KebabFields):
     key_id: _Id
     key: Any
     value_id: _Id
@@ -75,7 +75,7 @@ class _MapJson(_KebabFields, kw_only=True):
     value_required: bool
 
 
-class PartitionFieldJson(_KebabFields, kw_only=True):
+class PartitionFieldJson(KebabFields):
     """A field of a partition spec, with one source column or several."""
 
     name: _Name
@@ -85,14 +85,14 @@ class PartitionFieldJson(_KebabFields, kw_only=True):
     field_id: _AnyId | None = None
 
 
-class SpecJson(_KebabFields, kw_only=True):
+class SpecJson(KebabFields):
     """A partition spec."""
 
     fields: Annotated[list[PartitionFieldJson], msgspec.Meta(max_length=_MANY)]
     spec_id: _AnyId = 0
 
 
-class SortFieldJson(_KebabFields, kw_only=True):
+class SortFieldJson(KebabFields):
     """A field of a sort order, with one source column or several."""
 
     transform: _Name
@@ -102,7 +102,7 @@ class SortFieldJson(_KebabFields, kw_only=True):
     source_ids: Annotated[list[_Id], msgspec.Meta(min_length=1, max_length=1000)] | None = None
 
 
-class OrderJson(_KebabFields, kw_only=True):
+class OrderJson(KebabFields):
     """A sort order."""
 
     fields: Annotated[list[SortFieldJson], msgspec.Meta(max_length=_MANY)]

@@ -19,6 +19,7 @@ from limpet.catalog.iceberg.schemas import (
     FIRST_PARTITION_ID,
     UNSET_ID,
     VERSION,
+    KebabFields,
     OrderJson,
     SchemaJson,
     SpecJson,
@@ -52,11 +53,7 @@ _AnyUuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4})
 # ---- updates as clients send them, for version 3 ----
 
 
-class _ExactFields(msgspec.Struct, rename="kebab", kw_only=True):
-    """Fields that the specification defines. Others are passed on too; URLs in them are checked (`named`)."""
-
-
-class SnapshotJson(_ExactFields, kw_only=True):
+class SnapshotJson(KebabFields):
     """A snapshot. `first_row_id` and `added_rows`: the row lineage, of every snapshot since the table has version 3."""
 
     snapshot_id: _Long
@@ -71,7 +68,7 @@ class SnapshotJson(_ExactFields, kw_only=True):
     key_id: _Short | None = None
 
 
-class _BlobJson(_ExactFields, kw_only=True):
+class _BlobJson(KebabFields):
     type: _Short
     snapshot_id: _Long
     sequence_number: _Long
@@ -79,7 +76,7 @@ class _BlobJson(_ExactFields, kw_only=True):
     properties: _Texts | None = None
 
 
-class StatisticsJson(_ExactFields, kw_only=True):
+class StatisticsJson(KebabFields):
     """A Puffin file with statistics of a snapshot."""
 
     snapshot_id: _Long
@@ -90,7 +87,7 @@ class StatisticsJson(_ExactFields, kw_only=True):
     key_metadata: _Short | None = None
 
 
-class PartitionStatisticsJson(_ExactFields, kw_only=True):
+class PartitionStatisticsJson(KebabFields):
     """A file with statistics of the partitions of a snapshot."""
 
     snapshot_id: _Long
@@ -98,7 +95,7 @@ class PartitionStatisticsJson(_ExactFields, kw_only=True):
     file_size_in_bytes: _Count
 
 
-class KeyJson(_ExactFields, kw_only=True):
+class KeyJson(KebabFields):
     """An encryption key, itself encrypted by another one."""
 
     key_id: _Short
@@ -107,7 +104,7 @@ class KeyJson(_ExactFields, kw_only=True):
     properties: _Texts | None = None
 
 
-class RefJson(_ExactFields, kw_only=True):
+class RefJson(KebabFields):
     """A branch or tag."""
 
     snapshot_id: _Long
@@ -117,39 +114,43 @@ class RefJson(_ExactFields, kw_only=True):
     min_snapshots_to_keep: _Positive | None = None
 
 
-class _AssignUuidChange(_ExactFields, kw_only=True, tag_field="action", tag="assign-uuid"):
+class _Change(KebabFields, tag_field="action"):
+    """An update, by its `action`."""
+
+
+class _AssignUuidChange(_Change, tag="assign-uuid"):
     uuid: _AnyUuid
 
 
-class _UpgradeVersionChange(_ExactFields, kw_only=True, tag_field="action", tag="upgrade-format-version"):
+class _UpgradeVersionChange(_Change, tag="upgrade-format-version"):
     format_version: Annotated[int, msgspec.Meta(ge=0, le=1000)]
 
 
-class _AddSchemaChange(_ExactFields, kw_only=True, tag_field="action", tag="add-schema"):
+class _AddSchemaChange(_Change, tag="add-schema"):
     schema: SchemaJson
 
 
-class _SetSchemaChange(_ExactFields, kw_only=True, tag_field="action", tag="set-current-schema"):
+class _SetSchemaChange(_Change, tag="set-current-schema"):
     schema_id: _Long = UNSET_ID
 
 
-class _AddSpecChange(_ExactFields, kw_only=True, tag_field="action", tag="add-spec"):
+class _AddSpecChange(_Change, tag="add-spec"):
     spec: SpecJson
 
 
-class _SetSpecChange(_ExactFields, kw_only=True, tag_field="action", tag="set-default-spec"):
+class _SetSpecChange(_Change, tag="set-default-spec"):
     spec_id: _Long = UNSET_ID
 
 
-class _AddOrderChange(_ExactFields, kw_only=True, tag_field="action", tag="add-sort-order"):
+class _AddOrderChange(_Change, tag="add-sort-order"):
     sort_order: OrderJson
 
 
-class _SetOrderChange(_ExactFields, kw_only=True, tag_field="action", tag="set-default-sort-order"):
+class _SetOrderChange(_Change, tag="set-default-sort-order"):
     sort_order_id: _Long = UNSET_ID
 
 
-class _AddSnapshotChange(_ExactFields, kw_only=True, tag_field="action", tag="add-snapshot"):
+class _AddSnapshotChange(_Change, tag="add-snapshot"):
     snapshot: SnapshotJson
 
 
@@ -157,57 +158,55 @@ class _SetRefChange(RefJson, kw_only=True, tag_field="action", tag="set-snapshot
     ref_name: _Short
 
 
-class _RemoveRefChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-snapshot-ref"):
+class _RemoveRefChange(_Change, tag="remove-snapshot-ref"):
     ref_name: _Short
 
 
-class _RemoveSnapshotsChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-snapshots"):
+class _RemoveSnapshotsChange(_Change, tag="remove-snapshots"):
     snapshot_ids: _Ids
 
 
-class _SetLocationChange(_ExactFields, kw_only=True, tag_field="action", tag="set-location"):
+class _SetLocationChange(_Change, tag="set-location"):
     location: _Short
 
 
-class _PutPropertiesChange(_ExactFields, kw_only=True, tag_field="action", tag="set-properties"):
+class _PutPropertiesChange(_Change, tag="set-properties"):
     updates: _Texts
 
 
-class _DropPropertiesChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-properties"):
+class _DropPropertiesChange(_Change, tag="remove-properties"):
     removals: Annotated[list[_Short], msgspec.Meta(max_length=_MANY)]
 
 
-class _SetStatisticsChange(_ExactFields, kw_only=True, tag_field="action", tag="set-statistics"):
+class _SetStatisticsChange(_Change, tag="set-statistics"):
     statistics: StatisticsJson
 
 
-class _RemoveStatisticsChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-statistics"):
+class _RemoveStatisticsChange(_Change, tag="remove-statistics"):
     snapshot_id: _Long
 
 
-class _SetPartitionStatisticsChange(_ExactFields, kw_only=True, tag_field="action", tag="set-partition-statistics"):
+class _SetPartitionStatisticsChange(_Change, tag="set-partition-statistics"):
     partition_statistics: PartitionStatisticsJson
 
 
-class _RemovePartitionStatisticsChange(
-    _ExactFields, kw_only=True, tag_field="action", tag="remove-partition-statistics"
-):
+class _RemovePartitionStatisticsChange(_Change, tag="remove-partition-statistics"):
     snapshot_id: _Long
 
 
-class _RemoveSpecsChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-partition-specs"):
+class _RemoveSpecsChange(_Change, tag="remove-partition-specs"):
     spec_ids: _Ids
 
 
-class _RemoveSchemasChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-schemas"):
+class _RemoveSchemasChange(_Change, tag="remove-schemas"):
     schema_ids: _Ids
 
 
-class _AddKeyChange(_ExactFields, kw_only=True, tag_field="action", tag="add-encryption-key"):
+class _AddKeyChange(_Change, tag="add-encryption-key"):
     encryption_key: KeyJson
 
 
-class _RemoveKeyChange(_ExactFields, kw_only=True, tag_field="action", tag="remove-encryption-key"):
+class _RemoveKeyChange(_Change, tag="remove-encryption-key"):
     key_id: _Short
 
 
@@ -438,17 +437,17 @@ def created(updates: Sequence[Json], location: str, uuid: str, now_ms: int) -> J
     return work.table
 
 
-class _SnapshotLogJson(_ExactFields, kw_only=True):
+class _SnapshotLogJson(KebabFields):
     snapshot_id: _Long
     timestamp_ms: _Long
 
 
-class _MetadataLogJson(_ExactFields, kw_only=True):
+class _MetadataLogJson(KebabFields):
     metadata_file: _Short
     timestamp_ms: _Long
 
 
-class _ExactTable(_ExactFields, kw_only=True):
+class _ExactTable(KebabFields):
     """The fields of a table of version 3."""
 
     format_version: Literal[3]
