@@ -94,7 +94,7 @@ DURABLE_BUGS = [
     _bug(
         "the last record of a step counts",
         "steps: last writer wins",
-        242,
+        271,
         ("steps._agreed", "cell.attempt(None, record)", "cell.attempt(cell.read(), record)"),
     ),
     _bug(

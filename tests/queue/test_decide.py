@@ -25,6 +25,7 @@ from limpet.queue.decide import (
     at_work,
     attempts_of,
     backoff_s,
+    batch_receipt,
     cancelled,
     charged,
     claimable,
@@ -848,6 +849,23 @@ def test_which_attempts_a_receipt_names(state: Any, before: int, kept: list[int]
     assert bytes(found.payload) == b"2"
     if kept:
         assert found.errors[-1] == AttemptRecord(attempt=9, at=at(5), worker="host:1", error="no", traceback="at")
+
+
+@pytest.mark.parametrize(
+    ("fields", "attempts"),
+    [
+        ({}, 1),
+        ({"token": 9}, 1),
+        ({"charged": 2}, 2),
+        ({"charged": 1, "attempts": {0: 0, 1: 3}}, 3),
+        ({"charged": 0, "attempts": {0: 0}}, 1),
+    ],
+)
+def test_the_receipt_of_a_batch_names_the_most_attempts_of_a_task_and_not_its_claims(
+    fields: dict[str, Any], attempts: int
+) -> None:
+    found = batch_receipt(record(done=[0, 1], **fields), CONTENT, wall=at(5))
+    assert (found.state, found.count, found.attempts, found.finished_at) == ("completed", 2, attempts, at(5))
 
 
 def test_a_receipt_keeps_the_end_of_a_traceback() -> None:
