@@ -56,7 +56,7 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
     async def async_(n: int) -> list[Any]:
         key = await limpet.step_async(_key, ran, n)
         new = limpet.version("a change")
-        pushed = [*square.push_many([(n,), (n + 1,)], batch=1), await square.push_async(n + 2)]
+        pushed: list[Any] = [*square.push_many([(n,), (n + 1,)], batch=1), await square.push_async(n + 2)]
         ends = await limpet.gather_async(pushed)
         await limpet.sleep_async(0.1)
         return check([key, new, [end.value for end in ends], await limpet.wait_signal_async("go", timeout_s=60)])
