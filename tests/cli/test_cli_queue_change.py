@@ -142,6 +142,25 @@ def test_cancel(here: Here, queue: Queue) -> None:
     assert (told.code, json.loads(told.out)["cancelled"]) == (1, False)
 
 
+@pytest.mark.parametrize(("options", "called"), [((), 1), (("--from-scratch",), 2)])
+def test_a_retry_of_a_durable_task_keeps_its_steps_unless_it_starts_from_scratch(
+    here: Here, options: tuple[str, ...], called: int
+) -> None:
+    fleet = limpet.open()
+    calls: list[str] = []
+
+    @fleet.task("orders", max_attempts=1)
+    def order() -> None:
+        limpet.step(calls.append, "reserve", name="reserve")
+        raise RuntimeError("no money")
+
+    order.using(id="seven").push()
+    drain(fleet)
+    assert _run(here, "retry", "orders", "seven", *options) == "'seven' waits again, as 'seven~1'\n"
+    drain(fleet)
+    assert calls == ["reserve"] * called
+
+
 def test_signal(here: Here, queue: Queue) -> None:
     assert _run(here, "signal", "enrich", "c", "approved", '{"by": "ann"}') == "'c' gets 'approved'\n"
     again = here("queue", "signal", "enrich", "c", "approved")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cli.harness import Here
 from limpet.keys import Key, batch_of
 from limpet.queue import Queue
 from limpet.runtime import system
+from limpet.testing import drain
 
 WORKER = f"{os.uname().nodename}:{os.getpid()}"
 LOOKS = [
@@ -342,3 +344,27 @@ def test_show_tells_of_every_attempt(here: Here) -> None:
             assert f": error {m}\n| Traceback:\n|   line {m}\n" in shown
     told = json.loads(here("queue", "show", "flaky", "x", "-u", "fleet", "--json").out)
     assert [(each["attempt"], each["error"]) for each in told["errors"]] == [(1, "error 1"), (2, "error 2")]
+
+
+def test_a_suspended_task_is_shown_with_what_it_waits_for_and_its_steps(here: Here) -> None:
+    fleet = limpet.open()
+
+    @fleet.task("orders")
+    def order() -> None:
+        limpet.step(int, "7", name="reserve")
+        limpet.wait_signal("approved", timeout_s=86400)
+
+    order.using(id="seven").push()
+    drain(fleet)
+    [row] = json.loads(here("queue", "ls", "orders", "--json").out)
+    assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+    [line] = [line for line in here("queue", "ls", "orders").out.splitlines() if line.startswith("seven")]
+    assert "suspended" in line
+    assert "waiting for the signal 'approved'" in line
+    told = here("queue", "show", "orders", "seven").out
+    facts = dict(re.split(r" {2,}|\t", line.strip(), maxsplit=1) for line in told.splitlines() if line.strip())
+    assert facts["state"] == "suspended"
+    assert facts["suspended"].startswith("waiting for the signal 'approved', since ")
+    assert re.fullmatch(rf"step reserve, [\d.e-]+ s, .* in {WORKER}", facts["step 0"])
+    assert facts["step 1"].startswith("timer signal approved of 86400 s, ")
+    assert "due" in facts

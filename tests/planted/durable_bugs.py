@@ -94,7 +94,7 @@ DURABLE_BUGS = [
     _bug(
         "the last record of a step counts",
         "steps: last writer wins",
-        242,
+        271,
         ("steps._agreed", "cell.attempt(None, record)", "cell.attempt(cell.read(), record)"),
     ),
     _bug(
@@ -208,6 +208,59 @@ DURABLE_BUGS = [
             "gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))",
             "pass",
         ),
+    ),
+    _bug(
+        "a sweep removes what was sent to a delayed task",
+        "sweep: only what has ended",
+        13,
+        ("Sweeper._drop_steps", "waits = waits or any(self._keys_of_scheduled(entry))", ""),
+    ),
+    _bug(
+        "a sweep removes the copy of a retry's steps before the retry is pushed",
+        "sweep: only what has ended",
+        0,
+        ("Sweeper.sweep", "min(before, self._store.now() - timedelta(seconds=GRACE_S))", "before"),
+        scenario="queue/test_durable.py::test_a_sweep_between_the_copy_of_the_steps_and_the_retry_keeps_the_copy",
+    ),
+    _bug(
+        "the steps of a task whose retry died are left behind",
+        "sweep: no steps are left",
+        0,
+        ("Sweeper._failed_tasks", 'seen.value.state == "failed"', "True"),
+        scenario="queue/test_durable.py::"
+        "test_the_steps_of_a_task_whose_retry_died_are_swept_and_those_of_its_next_life_are_not",
+    ),
+    _bug(
+        "a retry of one task removes the steps of its whole batch",
+        "retry: keeps the steps",
+        20,
+        (
+            "Admin._retry",
+            "self._storage.drop_steps_of(*part or (name, 0))",
+            "self._storage.drop_steps((part or (name, 0))[0])",
+        ),
+    ),
+    _bug(
+        "a retry copies the steps of the first task of its batch",
+        "retry: keeps the steps",
+        20,
+        ("Admin._copy_steps", "old, n = batch_of(name) or (name, 0)", "old, n = (batch_of(name) or (name, 0))[0], 0"),
+    ),
+    _bug(
+        "a retry keeps the number that its task had in the batch for its signals",
+        "signals: a retry sees them",
+        171,
+        (
+            "Admin._copy_steps",
+            'Key(f"{self._keys.signals_of(entry)}/0.{key.removeprefix(before)}")',
+            'Key(f"{self._keys.signals_of(entry)}/{n}.{key.removeprefix(before)}")',
+        ),
+    ),
+    _bug(
+        "the end of a batch removes the steps of its failed tasks",
+        "retry: keeps the steps",
+        20,
+        ("EntryClaim._close", "keep=failed", "keep=()"),
     ),
     _bug(
         "a sleep begins again with each attempt",

@@ -20,10 +20,12 @@ from limpet.queue.decide import (
     NOTE_CHARS,
     Progress,
     Ready,
+    Resting,
     aged,
     at_work,
     attempts_of,
     backoff_s,
+    batch_receipt,
     cancelled,
     charged,
     claimable,
@@ -35,17 +37,20 @@ from limpet.queue.decide import (
     first_done,
     freed,
     handed_back,
+    is_left_out,
     lists_done,
     may_start,
     must_charge,
     open_tasks,
+    other_shape,
     progressed,
     start_order,
     task_receipt,
     trimmed,
     waits_left,
 )
-from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, Receipt, Suspension
+from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, PushShape, Receipt, Suspension
+from limpet.store import Version
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0
@@ -71,6 +76,10 @@ def record(state: State = State.HELD, **fields: Any) -> EntryLease:
         "ttl_s": TTL_S,
     }
     return EntryLease(**(base | fields))
+
+
+def suspension(waited_s: float = 0.0, due_s: float | None = None) -> Suspension:
+    return Suspension(reason="", step=1, since=EPOCH, waited_s=waited_s, due_s=due_s)
 
 
 def claim_by(before: EntryLease | None, *, max_attempts: int = 5, **more: Any) -> EntryLease:
@@ -155,6 +164,61 @@ def test_how_many_are_worked_on_and_how_many_rest(
     assert at_work(lease, 3, modified=EPOCH, now=at(now_s)) == (working, resting)
 
 
+V1, V2 = Version("1"), Version("2")
+
+
+@pytest.mark.parametrize(
+    ("at_s", "now_s", "left_out"),
+    [
+        (0.0, 0.0, True),
+        (9.9, 0.0, True),
+        (10.0, 0.0, False),
+        (10.1, 0.0, False),
+        # this process's clock stood still while the machine slept: that of the store counts too
+        (0.0, 99.9, True),
+        (0.0, 100.0, False),
+        (0.0, 100.1, False),
+    ],
+)
+def test_an_entry_that_rests_is_left_out_until_it_is_due(at_s: float, now_s: float, left_out: bool) -> None:
+    rest = Resting(V1, due_s=10.0, at=at(100.0))
+    for ring in (False, True):
+        assert is_left_out(rest, version=V1, at_s=at_s, now=at(now_s), ring=ring) is left_out
+
+
+@pytest.mark.parametrize(("at_s", "left_out"), [(0.0, True), (9.9, True), (10.0, False)])
+def test_an_entry_whose_rest_has_no_time_of_the_stores_clock(at_s: float, left_out: bool) -> None:
+    assert is_left_out(Resting(V1, due_s=10.0), version=V1, at_s=at_s, now=at(1e6), ring=False) is left_out
+
+
+def test_an_entry_whose_lease_has_changed_is_considered() -> None:
+    assert is_left_out(Resting(V1, due_s=10.0), version=V2, at_s=0.0, now=EPOCH, ring=False) is False
+
+
+@pytest.mark.parametrize(
+    ("at_s", "ring", "left_out"),
+    [(4.9, True, True), (5.0, True, False), (5.1, True, False), (5.0, False, True), (4.9, False, True)],
+)
+def test_a_ring_ends_a_rest_from_a_certain_time_on(at_s: float, ring: bool, left_out: bool) -> None:
+    rest = Resting(V1, due_s=10.0, ring_s=5.0)
+    assert is_left_out(rest, version=V1, at_s=at_s, now=EPOCH, ring=ring) is left_out
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        ({}, False),
+        ({"tasks": 8}, True),
+        ({"sha256": "b" * 64}, True),
+        # neither when it was made nor by what name tells one push from another
+        ({"at": at(9)}, False),
+    ],
+)
+def test_a_push_of_many_tasks_has_one_shape(other: dict[str, Any], differs: bool) -> None:
+    first = PushShape(id="monday", tasks=7, entries=2, sha256="a" * 64, at=EPOCH)
+    assert other_shape(first, msgspec.structs.replace(first, **other)) is differs
+
+
 # ---- taking ----
 
 
@@ -187,6 +251,14 @@ def test_a_later_claim_keeps_what_is_known_of_the_tasks_and_charges_nobody() -> 
     assert (after.charged, after.attempts, after.done, after.failed) == (2, {1: 4}, [0], [2])
     assert (after.results, after.parts, after.error) == ({0: RAW}, ["p"], "boom")
     assert (after.running, after.not_before, after.wait_s, after.waits) == (None, None, 0.0, {3: 4.0})
+
+
+def test_a_claim_knows_what_its_tasks_waited_for_and_which_have_recorded_steps() -> None:
+    """A replay needs both: how long it has waited for the same step, and whether there is anything to read."""
+    before = record(State.FREE, suspended={3: suspension(5.0, 30.0)}, durable=[3, 1])
+    after = claim_by(before)
+    assert (after.suspended, after.durable) == (before.suspended, [3, 1]), "as old as they were: no time has passed"
+    assert claim_by(before, since_s=4.0).suspended == {3: suspension(9.0, 26.0)}
 
 
 def test_every_field_of_a_lease_that_is_taken() -> None:
@@ -362,6 +434,15 @@ def test_charging_names_the_task_and_ends_its_wait() -> None:
     assert (again.state, again.token, again.beside) == (State.HELD, 3, [1]), "it has no verdict: it runs on"
 
 
+def test_a_task_that_goes_on_is_no_longer_suspended_and_its_neighbours_are() -> None:
+    waiting = {1: suspension(5.0), 2: suspension(0.0, 8.0), 4: suspension()}
+    before = record(charged=1, attempts={2: 4}, waits={1: 9.0, 2: 8.0, 4: 7.0}, suspended=waiting, durable=[1, 2, 4])
+    after = charged(before, [2, 4])
+    assert after.suspended == {1: suspension(5.0)}
+    assert (after.attempt, after.attempts) == (5, {2: 5, 4: 2}), "the attempt shown is that of the first of them"
+    assert after.durable == [1, 2, 4], "it has recorded steps, whoever runs it"
+
+
 def test_a_group_of_starts_is_charged_and_named_at_once() -> None:
     before = record(
         charged=1, attempts={2: 5}, waits={3: 9.0, 6: 8.0}, running=0, beside=[1, 2], done=[1], suspects=[0]
@@ -411,9 +492,6 @@ def test_progress_is_added_and_nothing_is_forgotten() -> None:
 
 
 def test_the_times_of_suspensions_count_from_the_record_that_holds_them() -> None:
-    def suspension(waited_s: float, due_s: float | None) -> Suspension:
-        return Suspension(reason="", step=1, since=EPOCH, waited_s=waited_s, due_s=due_s)
-
     before = {0: suspension(5.0, 30.0), 1: suspension(0.0, None), 2: suspension(0.0, 8.0)}
     later = {0: suspension(15.0, 20.0), 1: suspension(10.0, None), 2: suspension(10.0, 0.0)}
     assert aged(before, 10.0) == later
@@ -424,6 +502,21 @@ def test_the_times_of_suspensions_count_from_the_record_that_holds_them() -> Non
     once = progressed(held, progress, 110.0)
     assert once.suspended == later
     assert progressed(once, progress, 110.0) == once, "a swap that is made again"
+
+
+def test_progress_names_the_tasks_that_have_recorded_steps_once_each() -> None:
+    before = record(durable=[4, 1])
+    assert progressed(before, Progress(durable=[2, 4, 3]), 0.0).durable == [4, 1, 2, 3]
+    assert progressed(before, Progress(done=[4]), 0.0).durable == [4, 1], "a task that has ended has left some"
+
+
+def test_only_a_task_that_waits_is_suspended() -> None:
+    """A claim still knows the suspensions of the tasks that are due: a heartbeat writes only those that wait."""
+    before = record(waits={0: 9.0}, suspended={0: suspension(), 1: suspension()})
+    after = progressed(
+        before, Progress(suspended={2: (suspension(), 0.0), 3: (suspension(), 0.0)}, due_s={2: 5.0}), 0.0
+    )
+    assert ({*after.waits}, {*after.suspended}) == ({0, 2}, {0, 2})
 
 
 @given(
@@ -639,8 +732,9 @@ def test_a_claim_that_is_handed_back_was_never_made(
 
 
 def test_cancelled_is_for_good_and_keeps_the_token() -> None:
-    after = cancelled(record(running=1, beside=[2], done=[0]))
-    assert after.beside == []
+    after = cancelled(record(running=1, beside=[2], done=[0], suspended={2: suspension()}, durable=[0, 2]))
+    assert (after.beside, after.suspended) == ([], {}), "it waits for nothing any more"
+    assert after.durable == [0, 2], "whoever ends it removes their steps"
     assert (after.state, after.running, after.token, after.done) == (State.CANCELLED, None, 3, [0])
 
 
@@ -755,6 +849,23 @@ def test_which_attempts_a_receipt_names(state: Any, before: int, kept: list[int]
     assert bytes(found.payload) == b"2"
     if kept:
         assert found.errors[-1] == AttemptRecord(attempt=9, at=at(5), worker="host:1", error="no", traceback="at")
+
+
+@pytest.mark.parametrize(
+    ("fields", "attempts"),
+    [
+        ({}, 1),
+        ({"token": 9}, 1),
+        ({"charged": 2}, 2),
+        ({"charged": 1, "attempts": {0: 0, 1: 3}}, 3),
+        ({"charged": 0, "attempts": {0: 0}}, 1),
+    ],
+)
+def test_the_receipt_of_a_batch_names_the_most_attempts_of_a_task_and_not_its_claims(
+    fields: dict[str, Any], attempts: int
+) -> None:
+    found = batch_receipt(record(done=[0, 1], **fields), CONTENT, wall=at(5))
+    assert (found.state, found.count, found.attempts, found.finished_at) == ("completed", 2, attempts, at(5))
 
 
 def test_a_receipt_keeps_the_end_of_a_traceback() -> None:

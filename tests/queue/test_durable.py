@@ -22,7 +22,7 @@ from limpet.cell import struct_codec
 from limpet.errors import Conflict, Invalid, Missing, Unsupported
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.durable import waiting
-from limpet.queue.entry import EntryLease, Suspension
+from limpet.queue.entry import EntryLease, Storage, Suspension
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -198,6 +198,83 @@ def test_a_retry_keeps_the_recorded_steps_and_the_names_of_its_pushes(ground: Gr
     assert ground.ran == ["reserved"]
     assert keys[0] == keys[1]
     assert ground.left() == []
+
+
+def _failed(ground: Ground) -> tuple[Any, list[bool]]:
+    """A durable task that has recorded a step, and fails until the list is empty."""
+    broken = [True]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> str:
+        value: str = limpet.step(ground.note, "reserved", name="reserve")
+        if broken:
+            raise RuntimeError("no money")
+        return value
+
+    report.push()
+    ground.work(report)
+    return report, broken
+
+
+def test_a_sweep_between_the_copy_of_the_steps_and_the_retry_keeps_the_copy(ground: Ground) -> None:
+    report, broken = _failed(ground)
+    queue: Any = report.queue
+    place = queue._admin._place
+    swept: list[int] = []
+
+    def sweep_first(entry: str, task: Any) -> bool:
+        swept.append(queue.sweep())
+        return bool(place(entry, task))
+
+    queue._admin._place = sweep_first
+    ground.runtime.sleep(3600)
+    [again] = queue.retry(all=True)
+    broken.clear()
+    ground.work(report)
+    assert (swept, queue.result(again).value, ground.ran) == ([0], "reserved", ["reserved"])
+
+
+def test_the_steps_of_a_task_whose_retry_died_are_swept_and_those_of_its_next_life_are_not(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, broken = _failed(ground)
+    queue: Any = report.queue
+
+    class Killed(BaseException):
+        pass
+
+    def die(*of: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "drop_steps_of", die)
+        with pytest.raises(Killed):
+            queue.retry(all=True)
+    assert len(ground.left()) == 2
+    ground.runtime.sleep(3600)
+    queue.sweep()
+    [kept] = ground.left()
+    assert "~1/" in kept
+    broken.clear()
+    ground.work(report)
+    assert (ground.ran, ground.left()) == (["reserved"], [])
+
+
+def test_a_signal_to_a_delayed_task_waits_for_it(ground: Ground) -> None:
+    """Sweeps leave it alone, although the task is not pending yet."""
+
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved", timeout_s=1, default="nobody")
+
+    pushed = report.using(delay_s=86400).push()
+    queue: Any = report.queue
+    limpet.signal(pushed, "approved", "ann")
+    ground.runtime.sleep(7200)
+    assert queue.sweep() == 0
+    ground.runtime.sleep(86400)
+    ground.work(report)
+    assert (pushed.result().value, ground.left()) == ("ann", [])
 
 
 def test_a_retry_from_scratch_keeps_nothing(ground: Ground) -> None:

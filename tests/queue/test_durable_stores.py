@@ -3,109 +3,112 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Unsupported
 from limpet.queue import BucketQueue
-from limpet.queue.api import FEATURES
-from limpet.queue.sqs.queue import SUPPORTS
 from limpet.runtime import system
-from limpet.worker import Job, Worker
+from limpet.worker import Worker
 from support.queue import World
 
 DAY_S = 86_400.0
 
 
-def test_fan_out_sleep_signal_and_fan_in(fleet: Fleet) -> None:
+@pytest.mark.parametrize(
+    ("coroutine", "batch"),
+    [
+        pytest.param(False, True, id="sync-batch"),
+        pytest.param(True, False, id="async-single"),
+        pytest.param(False, False, id="sync-single", marks=pytest.mark.full),
+        pytest.param(True, True, id="async-batch", marks=pytest.mark.full),
+    ],
+)
+def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batch: bool) -> None:
+    """Each task fails once, after all of its steps: its second attempt gets the same values, and calls nothing."""
     ran: list[Any] = []
 
-    @fleet.task("crawl", max_attempts=1)
-    def crawl(n: int) -> int:
-        if n == 2:
-            raise RuntimeError("a bad page")
+    @fleet.task("square", max_attempts=1)
+    def square(n: int) -> int:
+        if n == 11:
+            raise RuntimeError("a bad number")
         return n * n
 
-    @fleet.task("report", durable=True, backoff_s=0.0)
-    def report(day: str) -> dict[str, Any]:
+    def check(values: list[Any]) -> list[Any]:
         task = limpet.current_task()
         assert task is not None
-        pages = limpet.step(_pages, ran, day)
-        ends = limpet.gather(crawl.push_many([(n,) for n in pages], batch=3))
-        limpet.sleep(0.5)
         if task.attempt == 1:
             raise RuntimeError("it fails once")
-        return {"sum": sum(end.value for end in ends if end.ok), "by": limpet.wait_signal("approved", timeout_s=60)}
+        return values
 
-    pushed = report.push("monday")
-    assert limpet.signal(pushed, "approved", "ann")
-    Worker([report.job, crawl.job], system(), burst=True, until_empty=True, threads=2).run()
-    result = pushed.result()
-    assert result.value == {"sum": 0 + 1 + 9 + 16, "by": "ann"}
-    assert result.attempts == 2
-    assert ran == ["monday"]
-    fleet.queue("report").flush()
+    @fleet.task("sync", durable=True, backoff_s=0.0)
+    def sync(n: int) -> list[Any]:
+        key = limpet.step(_key, ran, n)
+        new = limpet.version("a change")
+        ends = limpet.gather([*square.push_many([(n,), (n + 1,)], batch=1), square.push(n + 2)])
+        limpet.sleep(0.1)
+        return check([key, new, [end.value for end in ends], limpet.wait_signal("go", timeout_s=60)])
+
+    @fleet.task("async", durable=True, backoff_s=0.0)
+    async def async_(n: int) -> list[Any]:
+        key = await limpet.step_async(_key, ran, n)
+        new = limpet.version("a change")
+        pushed: list[Any] = [*square.push_many([(n,), (n + 1,)], batch=1), await square.push_async(n + 2)]
+        ends = await limpet.gather_async(pushed)
+        await limpet.sleep_async(0.1)
+        return check([key, new, [end.value for end in ends], await limpet.wait_signal_async("go", timeout_s=60)])
+
+    work: Any = async_ if coroutine else sync
+    ids = [*work.push_many([(0,), (10,)])] if batch else [work.push(0).id]
+    for id_ in ids:
+        assert limpet.signal(id_, "go", str(id_))
+    Worker([work.job, square.job], system(), burst=True, until_empty=True, threads=2).run()
+    results = work.queue.results(ids)
+    keys = dict(ran)
+    assert len(ran) == len({*keys.values()}) == len(ids), "called once each, with separate keys"
+    squares = {0: [0, 1, 4], 10: [100, None, 144]}
+    assert [(result.value, result.attempts) for result in results] == [
+        ([keys[n], True, squares[n], str(id_)], 2) for n, id_ in zip(squares, ids, strict=False)
+    ]
+    work.queue.flush()
     assert [stat.key for stat in fleet.store.list("queues") if "/steps/" in stat.key] == []
+
+
+def _key(ran: list[Any], n: int) -> str:
+    task = limpet.current_task()
+    assert task is not None
+    ran.append((n, task.step_key))
+    return task.step_key
+
+
+def test_queues_that_are_exchanged_between_nodes_refuse_steps(tmp_path: Path) -> None:
+    """A task may move to another node, and its steps do not: neither the node nor the bucket records any."""
+    places = [tmp_path / "node", tmp_path / "bucket"]
+    for place, features in zip(places, (["node", "supervised"], ["supervised"]), strict=True):
+        limpet.open(place).enable(*features)
+    for place in places:
+        fleet = limpet.open(place)
+
+        @fleet.task("report", max_attempts=1)
+        def report() -> None:
+            limpet.step(_pages, [], "x")
+
+        pushed = report.push()
+        Worker([report.job], system(), burst=True).run()
+        result = pushed.result()
+        assert result.state == "failed"
+        assert result.error is not None
+        assert "queue 'report' is exchanged with other nodes, and steps are not" in result.error
+        assert "keep durable tasks in a queue that is not supervised" in result.error
+        assert [stat.key for stat in fleet.store.list("queues") if "/steps/" in stat.key] == []
 
 
 def _pages(ran: list[Any], day: str) -> list[int]:
     ran.append(day)
     return [*range(5)]
-
-
-def test_a_store_without_steps_says_so() -> None:
-    assert "steps" in FEATURES
-    assert "steps" not in SUPPORTS
-    fleet = limpet.open("memory://")
-    queue = fleet.queue("report")
-    queue.supports = frozenset(FEATURES - {"steps"})  # type: ignore[misc]
-    errors: list[Exception] = []
-
-    def handle(payload: Any) -> None:
-        try:
-            limpet.sleep(1)
-        except Unsupported as error:
-            errors.append(error)
-
-    queue.push({})
-    Worker([Job(queue, handle)], system(), burst=True).run()
-    assert "has no steps" in str(errors[0])
-
-
-def test_a_queue_that_is_exchanged_with_other_nodes_refuses_steps() -> None:
-    fleet = limpet.open("memory://")
-    queue: Any = fleet.queue("report")
-    queue.storage._journal = _Travels()
-    errors: list[str] = []
-
-    def handle(payload: Any) -> None:
-        try:
-            limpet.step(_pages, [], "x")
-        except Unsupported as error:
-            errors.append(str(error))
-
-    queue.push({})
-    Worker([Job(queue, handle)], system(), burst=True).run()
-    assert errors == ["queue 'report' is exchanged with other nodes, and steps are not"]
-
-
-class _Travels:
-    """A journal as a supervised node has one."""
-
-    travels = True
-
-    def pushed(self, key: Any, data: bytes) -> None:
-        pass
-
-    def ended(self, entry: str, batch: bool, key: Any, receipt: Any) -> None:
-        pass
-
-    def held(self, queue: Any, entry: str, batch: bool) -> None:
-        pass
-
-    def foreign(self, found: Any) -> tuple[()]:
-        return ()
 
 
 def test_a_task_that_waits_for_a_day_costs_at_most_1500_requests() -> None:

@@ -24,6 +24,7 @@ from weakref import ref
 
 import pytest
 
+import limpet
 from limpet.errors import (
     Denied,
     Invalid,
@@ -37,6 +38,7 @@ from limpet.queue.api import Claim, Fail, Policy, Queue, Retry, Task
 from limpet.queue.sqs import SqsClaim, SqsQueue, SqsTask, connect
 from limpet.queue.sqs.client import BATCH_BYTES_MAX, SqsClient, pack
 from limpet.runtime import SystemRuntime, ThreadHandle, system
+from limpet.worker import Job, Worker
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled
 
@@ -541,6 +543,7 @@ CANNOT: dict[str, Callable[[SqsQueue], object]] = {
     "cancel": lambda queue: queue.cancel("x"),
     "pause": lambda queue: queue.pause(),
     "resume": lambda queue: queue.resume(),
+    "steps": lambda queue: queue.signal("x", "approved"),
 }
 
 
@@ -564,6 +567,34 @@ def test_a_result_is_refused_and_the_task_is_still_ours(world: World) -> None:
     assert not task.lost
     task.done()
     assert queue.stats().pending == 0
+
+
+DURABLE: dict[str, Callable[[], object]] = {
+    "step": lambda: limpet.step(int, "7", name="seven"),
+    "sleep": lambda: limpet.sleep(1),
+    "gather": lambda: limpet.gather([]),
+    "wait_signal": lambda: limpet.wait_signal("approved"),
+    "version": lambda: limpet.version("a change"),
+}
+
+
+@pytest.mark.parametrize("verb", DURABLE)
+def test_a_durable_task_is_refused_with_the_reason(world: World, verb: str) -> None:
+    queue = world.ready(policy=Policy(max_attempts=1, ttl_s=60.0))
+    assert "steps" not in queue.supports
+    told: list[str] = []
+
+    def handle(payload: Any) -> None:
+        try:
+            DURABLE[verb]()
+        except Unsupported as error:
+            told.append(f"{error} {error.hint}")
+
+    queue.push({})
+    Worker([Job(queue, handle)], system(), burst=True).run()
+    [said] = told
+    assert "lives in sqs, which has no steps" in said
+    assert "a bucket or a directory has everything" in said
 
 
 # ---- verdicts ----

@@ -526,13 +526,14 @@ def task_receipt(
 def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
     """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
 
+    `attempts` is the most that one of its tasks took. Claims do not count: a suspension ends one, and is no attempt.
     `own`: the tasks that another worker finished before, and wrote separate receipts for.
     """
     return Receipt(
         state="completed",
         id=record.name,
         count=len(content.ids),
-        attempts=record.token,
+        attempts=max(1, record.charged, *record.attempts.values()),
         token=record.token,
         worker_id=record.worker_id,
         label=record.label,

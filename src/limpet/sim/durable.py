@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_step
+from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_scheduled, parts_of_step
 from limpet.lease import State
 from limpet.queue import BucketQueue, Fail, Policy, Result, Task
 from limpet.queue.claim import EntryClaim
-from limpet.queue.decide import attempts_of
+from limpet.queue.decide import attempts_of, lists_done
 from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
 from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
@@ -38,6 +38,8 @@ QUIET_S = 700.0
 """After this time no duplicate of a request is in flight, and what is left of a crash is old enough for a sweep."""
 SLEEP_S = 15.0
 SIGNAL_S = 40.0
+DELAY_S = 2_000.0
+"""How long users delay durable tasks, at most: some still wait when what was sent to them is old enough for a sweep."""
 
 STEPS = steps("completed: put", "lease: create free take takeover", "steps: delete list put read", "task: delete put")
 """The steps of the protocol at which a process may be struck."""
@@ -118,6 +120,10 @@ class DurableActors(Actors):
         self.fails_before_signal = chance(66) < 0.2
         self.many = chance(65) < 0.2
         """Whether users push many tasks under ids of which several want to use the same."""
+        self.delays = chance(67) < 0.25
+        """Whether users delay durable tasks, and these delay a child."""
+        self.bad_batches = chance(68) < 0.5
+        """Whether the tasks of a batch fail, each for itself, and are retried."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     def act(self) -> None:
@@ -167,13 +173,15 @@ class DurableActor(Actor):
         self.runtime.sleep(self.chance() * 4)
 
     def push(self) -> None:
-        """A durable task; some of them share an entry."""
+        """A durable task; some of them share an entry, some are delayed."""
         kind = KINDS[int(self.chance() * len(KINDS))]
         payload = {"what": kind, "slow": round(self.chance(), 2), "by": self.new_value()}
         if kind == "batch":
-            self.model.pushed += self.flows.push_many([{**payload, "what": "ok"}, payload])
+            kinds = ("fail", "signal", "fail") if self.actors.bad_batches else ("ok", "ok")
+            self.model.pushed += self.flows.push_many([{**payload, "what": each} for each in kinds])
         else:
-            self.model.pushed.append(self.flows.push(payload).id)
+            delay_s = round(self.chance() * DELAY_S) if self.actors.delays else 0.0
+            self.model.pushed.append(self.flows.push(payload, delay_s=delay_s).id)
 
     def push_many(self) -> None:
         """Plain tasks under an id that others may use for another number of tasks, or other batches."""
@@ -267,7 +275,8 @@ class DurableActor(Actor):
         of = first_life(run.id)
         calls = [{"what": kind, "slow": slow, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
         single = {"what": "ok", "slow": 0.5, "of": f"{of} single"}
-        handles: list[Any] = [*self.parts.push_many(calls, batch=2), self.parts.push(single).id]
+        delay_s = round(SLEEP_S * slow) if self.actors.delays else 0.0
+        handles: list[Any] = [*self.parts.push_many(calls, batch=2), self.parts.push(single, delay_s=delay_s).id]
         for place, handle in enumerate(handles):
             self.model.pushed_child(run, place, handle)
         if run.attempt == 1 and what == "flaky":
@@ -294,6 +303,8 @@ class DurableActor(Actor):
     def finish_everything(self) -> None:
         """After the faults: work until nothing waits, with operators also what failed, then sweep."""
         self.runtime.sleep(QUIET_S)
+        if self.actors.delays:
+            self.sweep()  # what was sent to a delayed task stays
         self.work_until_all_have_ended()
         if self.actors.operators:
             self.sweep()
@@ -320,9 +331,10 @@ class DurableActor(Actor):
             if self.chance() < 0.3:
                 with suppress(*self.expected):
                     self.send_signal()
-            if not (self.flows.stats().pending or self.parts.stats().pending):
+            waiting = [queue.stats() for queue in (self.flows, self.parts)]
+            if not any(stats.pending or stats.scheduled for stats in waiting):
                 break
-            self.runtime.sleep(1)
+            self.runtime.sleep(1 if any(stats.pending for stats in waiting) else 60)
 
 
 # ---- what must hold ----
@@ -389,7 +401,8 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
         entry = part[0]
         name = f"{entry}.{part[1]}" if is_batch(entry) else entry
         failed = receipts.get(FLOWS.failed_of(name))
-        done = FLOWS.completed_of(entry) in receipts or FLOWS.completed_of(name) in receipts
+        whole = receipts.get(FLOWS.completed_of(entry))
+        done = FLOWS.completed_of(name) in receipts or (whole is not None and lists_done(whole, part[1]))
         cancelled = receipts.get(FLOWS.failed_of(entry))
         over = done or (cancelled is not None and cancelled.state == "cancelled")
         ended = over or (failed is not None and failed.state != "failed")
@@ -397,18 +410,20 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
             raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
         if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")
-        if not ended and _was_pending(bucket, entry, applied.at_s):
+        if not ended and _was_waiting(bucket, entry, applied.at_s):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task waits")
 
 
-def _was_pending(bucket: Bucket, entry: str, at_s: float) -> bool:
-    """Whether the task of an entry was there at that time."""
-    there = False
-    for applied in bucket.changes(FLOWS.tasks(entry, batch=is_batch(entry))):
+def _was_waiting(bucket: Bucket, entry: str, at_s: float) -> bool:
+    """Whether the task of an entry was pending or scheduled at that time."""
+    there: set[str] = set()
+    for applied in bucket.changes(f"{FLOWS.root}/"):
         if applied.at_s > at_s:
             break
-        there = applied.data is not None
-    return there
+        later = parts_of_scheduled(applied.key)
+        if applied.key == FLOWS.tasks(entry, batch=is_batch(entry)) or (later is not None and later[1] == entry):
+            (there.discard if applied.data is None else there.add)(applied.key)
+    return bool(there)
 
 
 def _no_steps_are_left(bucket: Bucket) -> None:
