@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,10 +22,12 @@ from pyiceberg.transforms import IdentityTransform
 import limpet
 from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.state import CommitFailed
-from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.catalog.iceberg import plan
+from limpet.catalog.state import CommitFailed, NoSuchTable
+from limpet.errors import Corrupt, Invalid, Missing, Unsupported
 from limpet.testing import drain
 from support.catalog import append, metadata
+from support.catalog import table as new_table
 
 NOW = timedelta(0)
 WHERE = ("a",)
@@ -68,12 +71,10 @@ def rows(*ids: int, data: str = "x") -> Any:
 
 
 def create(fleet: Fleet, *, partitioned: bool = False) -> None:
-    from support.catalog import table
-
     with fleet.lead_catalog() as catalog:
         catalog.create_namespace(WHERE)
         spec = {"partition-spec": SPEC.model_dump(mode="json")} if partitioned else {}
-        catalog.create_table(WHERE, table("t", **spec))
+        catalog.create_table(WHERE, new_table("t", **spec))
 
 
 def change(fleet: Fleet, *acts: Callable[[Table], object]) -> None:
@@ -120,6 +121,15 @@ def test_old_snapshots_expire_and_their_files_go_after_the_grace_time(fleet: Fle
     assert read(fleet) == [3]
     assert not table.remove_orphans(grace=NOW, quiesced=True).files
     assert not table.expire(max_age=NOW).snapshots
+
+
+def test_manifests_of_expired_snapshots_stay_while_a_retained_one_names_them(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+    table = fleet.maintain(WHERE, "t")
+    assert len(table.expire(max_age=NOW).snapshots) == 2
+    assert len(table.remove_orphans(grace=NOW, quiesced=True).files) == 2, "two manifest lists"
+    assert read(fleet) == [0, 1, 2]
 
 
 def test_what_a_branch_or_tag_needs_stays(fleet: Fleet) -> None:
@@ -372,3 +382,71 @@ def test_a_url_in_a_column_is_a_text_that_no_process_of_ours_opens_or_deletes(fl
         catalog.drop_table(WHERE, "t", purge=True)
     assert other.read_bytes() == b"kept"
     assert not [path for path in files(fleet) if path.startswith("a/t-")], "the table's own files are gone"
+
+
+def test_a_plan_is_of_the_table_and_not_of_its_name(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is made; the table is renamed or dropped, another one takes its name; then the tasks are read."""
+    monkeypatch.setattr(plan, "FILES_MAX", 1)
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(2)))
+    reader = fleet.catalog()
+    wanted = {str(task.file.file_path) for task in Through(reader).load().scan().plan_files()}
+    tasks = reader.plan_scan(WHERE, "t", {})["plan-tasks"]
+
+    def found(name: str) -> set[str]:
+        answers = [reader.scan_tasks(WHERE, name, task) for task in tasks]
+        return {each["data-file"]["file-path"] for answer in answers for each in answer["file-scan-tasks"]}
+
+    change(fleet, lambda table: table.overwrite(rows(9)))
+    assert found("t") == wanted, "the snapshot of the plan"
+    with fleet.lead_catalog() as catalog:
+        catalog.rename_table((WHERE, "t"), (WHERE, "u"))
+    assert found("u") == wanted
+    with pytest.raises(NoSuchTable):
+        found("t")
+    with fleet.lead_catalog() as catalog:
+        catalog.create_table(WHERE, new_table("t"))
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(2)))
+    with pytest.raises(Missing, match="has no snapshot"):
+        found("t")
+    with fleet.lead_catalog() as catalog:
+        catalog.drop_table(WHERE, "u")
+    with pytest.raises(NoSuchTable):
+        found("u")
+
+
+def test_a_process_that_does_not_lead_signs_by_the_published_state(fleet: Fleet) -> None:
+    """Its folders are those of the table that has the name now, also if this process has read an older state."""
+    create(fleet)
+    follower = fleet.catalog()
+    before = follower.table_folders(WHERE, "t")
+    with fleet.lead_catalog() as catalog:
+        catalog.drop_table(WHERE, "t")
+    with pytest.raises(NoSuchTable):
+        follower.table_folders(WHERE, "t")
+    with fleet.lead_catalog() as catalog:
+        catalog.create_table(WHERE, new_table("t"))
+        assert not {*before} & {*catalog.table_folders(WHERE, "t")}
+    assert not {*before} & {*follower.table_folders(WHERE, "t")}
+
+
+def test_a_plan_reads_no_manifest_of_a_sibling_folder(fleet: Fleet) -> None:
+    """The manifests of a table are in its folders; a folder whose name begins alike is another table's."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)))
+    [root] = fleet.catalog().table_folders(WHERE, "t")
+    folder = Path(fleet.url) / "warehouse" / root
+    shutil.copytree(folder, folder.with_name(f"{folder.name}2"))
+    listed = next(each for each in metadata(fleet.catalog().load_table(WHERE, "t"))["snapshots"])["manifest-list"]
+    snapshot = {
+        "snapshot-id": 7,
+        "sequence-number": 9,
+        "timestamp-ms": int(time.time() * 1000) + 1000,
+        "manifest-list": listed.replace(folder.name, f"{folder.name}2"),
+        "summary": {"operation": "append"},
+    }
+    with fleet.lead_catalog() as catalog:
+        catalog.commit_table(WHERE, "t", {"updates": [{"action": "add-snapshot", "snapshot": snapshot}]})
+    assert fleet.catalog().plan_scan(WHERE, "t", {})["file-scan-tasks"]
+    with pytest.raises(Unsupported, match="not in a folder of the table"):
+        fleet.catalog().plan_scan(WHERE, "t", {"snapshot-id": 7})

@@ -241,10 +241,16 @@ def test_a_file_as_old_as_the_grace_time_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "files"), [(0, ["a", "b", "c"]), (15, ["a", "b", "c"]), (20, ["a", "b", "c"]), (25, ["b", "c"]),
-                         (35, ["c"]), (40, ["c"]), (41, [])]
+    ("since", "files"), [(0, ["c", "b", "a"]), (20, ["c", "b", "a"]), (21, ["c", "b"]), (30, ["c", "b"]), (31, ["c"]),
+                         (40, ["c"]), (41, [])]
 )  # fmt: skip
 def test_metadata_that_was_current_lately(since: int, files: list[str]) -> None:
-    log = [{"metadata-file": name, "timestamp-ms": at} for name, at in (("a", 10), ("b", 20), ("c", 30))]
-    table = history(LINE, {"main": 4}, **{"metadata-log": log, "last-updated-ms": 40})
-    assert [*recent_metadata(table, since)] == files
+    """By the times of the files: those in the metadata may be of any clock."""
+    log = [{"metadata-file": f"s3://b/t/{name}", "timestamp-ms": 0} for name in "abc"]
+    table = history(LINE, {"main": 4}, **{"metadata-log": log, "last-updated-ms": 0})
+    written = {name: AT + timedelta(seconds=at) for name, at in (("a", 10), ("b", 20), ("c", 30), ("d", 40))}
+    found = recent_metadata(table, "s3://b/t/d", written, AT + timedelta(seconds=since))
+    assert found == [f"s3://b/t/{name}" for name in files]
+    del written["c"]  # then it is not known when the one before it was replaced
+    found = recent_metadata(table, "s3://b/t/d", written, AT + timedelta(seconds=35))
+    assert found == [f"s3://b/t/{name}" for name in "cb"]

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -258,3 +261,120 @@ def test_a_service_registers_them(tmp_path: Path, sql: SqlCatalog, run: Run) -> 
         assert {*outcomes(found).values()} == {"imported"}
         code, out, _ = run("--from", uri(tmp_path), "--name", "old", "--service", url)
         assert (code, out) == (0, "0 imported, 3 were here, 0 differ, 0 failed\n")
+
+
+class OddCatalog(BaseHTTPRequestHandler):
+    """A REST catalog that is slow to end, wrong or hostile in many ways, below a prefix and with OAuth2 tokens."""
+
+    metadata: dict[str, str]
+    tokens = 0
+
+    def do_POST(self) -> None:
+        OddCatalog.tokens += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(200, {"access_token": "ok", "token_type": "bearer", "expires_in": 3600})
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        if path == "/v1/config":
+            self.say(200, {"defaults": {}, "overrides": {"prefix": "a/b"}})
+        elif self.headers.get("Authorization") != "Bearer ok":
+            self.say(401, {})
+        elif not path.startswith("/v1/a/b/namespaces"):
+            self.say(404, {})
+        else:
+            self.answer([unquote(part) for part in path.split("/")[5:]], asked)
+
+    def answer(self, parts: list[str], asked: dict[str, str]) -> None:
+        match parts:
+            case []:
+                self.namespaces(asked)
+            case [namespace]:
+                self.say(500 if namespace == "broken" else 200, {"namespace": [namespace], "properties": {}})
+            case ["endless", "tables"]:
+                again = {"0": "1", "1": "2", "2": "1"}[asked.get("pageToken", "0")]
+                self.say(200, {"identifiers": [], "next-page-token": again})
+            case ["broken", "tables"]:
+                self.say(500, {"error": {"message": "no", "type": "x", "code": 500}})
+            case [namespace, "tables"]:
+                names = ["good", "good", "gone", "fails", "no json", "no location", "away", "half"]
+                self.say(200, {"identifiers": [{"namespace": namespace.split(SEPARATOR), "name": n} for n in names]})
+            case [_, "tables", "good" | "half" as name]:
+                self.say(200, {"metadata-location": self.metadata[name]})
+            case [_, "tables", "fails"]:
+                self.say(503, {"error": {"message": "not now", "type": "x", "code": 503}})
+            case [_, "tables", "no json"]:
+                self.say(200, "<html>")
+            case [_, "tables", "no location"]:
+                self.say(200, {"metadata-location": None})
+            case [_, "tables", "away"]:
+                self.say(200, {"metadata-location": "s3://elsewhere/t/metadata/x.metadata.json"})
+            case _:
+                self.say(404, {"error": {"message": "none", "type": "NoSuchTableException", "code": 404}})
+
+    def namespaces(self, asked: dict[str, str]) -> None:
+        inner = {"": [["a b+c.d/\u00e9"], ["broken"], ["endless"], ["flat"]], "flat": [["flat", "in"]]}
+        if asked.get("parent") == "broken":
+            self.say(404, {})
+        elif "pageToken" not in asked and "parent" not in asked:
+            self.say(200, {"namespaces": inner[""][:2], "next-page-token": "2"})
+        else:
+            self.say(200, {"namespaces": inner.get(asked.get("parent", ""), [])[0 if "parent" in asked else 2 :]})
+
+    def say(self, status: int, body: Any) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+SEPARATOR = "\x1f"
+
+
+def test_an_odd_source_is_reported_table_by_table(
+    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog, run: Run
+) -> None:
+    """Pages that do not end, names of all kinds, errors in the middle, what is no metadata: each is one line."""
+    good = sql.load_table("sales.orders").metadata_location
+    half = tmp_path / "fleet/warehouse/half/metadata/00000-x.metadata.json"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(Path(good.removeprefix("file://")).read_bytes()[:100])
+    fleet.check()
+    OddCatalog.metadata = {"good": good, "half": f"file://{half}"}
+    with ThreadingHTTPServer(("127.0.0.1", 0), OddCatalog) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        oauth = ("--option", "credential=me:secret", "--option", f"oauth2-server-uri={url}/v1/oauth/tokens")
+        arguments = ("--from", url, *oauth, "--json")
+        reports = [json.loads(run(*arguments)[1]) for _ in range(2)]
+        code, out, err = run("--from", url, "--option", "token=wrong")
+        server.shutdown()
+    assert (code, out, "Traceback" in err) == (1, "", False)
+    assert OddCatalog.tokens >= 2, "a token was asked for"
+    first, second = ({each["table"]: each for each in report["tables"]} for report in reports)
+    assert [first[name]["kind"] for name in ("broken", "endless")] == ["namespace", "namespace"]
+    assert "do not end" in first["endless"]["reason"]
+    odd = "a b+c.d/\u00e9"
+    outcomes_of = {name: first[f"{odd}.{name}"]["outcome"] for name in ("good", "gone", "fails", "no json", "half")}
+    assert outcomes_of == {
+        "good": "imported",
+        "gone": "failed",
+        "fails": "failed",
+        "no json": "failed",
+        "half": "failed",
+    }
+    assert "not inside the warehouse" in first[f"{odd}.away"]["reason"]
+    assert "metadata location" in first[f"{odd}.no location"]["reason"]
+    for space in ("flat", "flat.in"):  # its folder belongs to the first one already
+        assert (first[f"{space}.good"]["outcome"], second[f"{space}.good"]["outcome"]) == ("failed", "failed")
+        assert "belongs to another table" in first[f"{space}.good"]["reason"]
+    assert second[f"{odd}.good"]["outcome"] == "present"
+    assert all(each["reason"] for each in first.values() if each["outcome"] == "failed")
+    assert reports[0]["failed"] == reports[1]["failed"] == sum(each["outcome"] == "failed" for each in first.values())
+    assert fleet.catalog().tables([odd]).names == ["good"]

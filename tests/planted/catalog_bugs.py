@@ -389,14 +389,14 @@ CATALOG_BUGS = [
     Bug(
         "orphans are removed without a grace time",
         "issue 17, maintenance",
-        31,
+        268,
         (Change("maintain.decide.orphans", "file.modified < before and ", ""),),
         "maintain",
     ),
     Bug(
         "the metadata is read before the files are listed, and no grace time",
         "issue 17, maintenance",
-        1,
+        35,
         (
             Change(
                 "TableMaintenance.remove_orphans",
@@ -505,5 +505,229 @@ CATALOG_BUGS = [
         0,
         (Change("_fetch_own", "if self._is_readable(url) and not", "if False and not"),),
         "catalog/test_catalog_maintain.py::test_a_compaction_copies_no_file_of_another_table",
+    ),
+    Bug(
+        "queries under way do not keep their files",
+        "issue 17, maintenance",
+        17,
+        (
+            Change(
+                "TableMaintenance.remove_orphans",
+                "recent = [] if quiesced else recent_metadata(",
+                "recent = [] if history else recent_metadata(",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "recent metadata goes by the clocks of its writers",
+        "issue 17, maintenance",
+        17,
+        (
+            Change(
+                "maintain.decide.recent_metadata",
+                "known = [written[name] for name in names_of(following) if name in written]\n"
+                "if known and max(known) < since:",
+                "at_ms = table.last_updated_ms if following == location else later_ms\n"
+                "later_ms = entry.timestamp_ms\n"
+                "if at_ms < since.timestamp() * 1000:",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "the grace time goes by the clock of this machine",
+        "issue 17, maintenance",
+        5,
+        (
+            Change(
+                "TableMaintenance._now",
+                "return self._store.now(max_age_s=0.0)",
+                "return self._runtime.wall()",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a tag does not keep its snapshot, and a commit may lose it",
+        "issue 17, maintenance",
+        3,
+        (
+            Change(
+                "maintain.decide.expired",
+                'kept.add(ref.snapshot_id)\nif ref.type == "tag":\n    continue',
+                'if ref.type == "tag":\n    continue',
+            ),
+            Change(
+                "catalog.commit.apply",
+                "_check_refs(document, new, commit)",
+                "pass",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a file counts only for the snapshot that added it",
+        "issue 17, maintenance",
+        3,
+        (
+            Change(
+                "NeededFiles.add_snapshot",
+                "self._keep(entry.data_file.file_path)",
+                "if str(entry.snapshot_id) in manifest_list:\n    self._keep(entry.data_file.file_path)",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a commit that was sent twice loses its files",
+        "issue 17, maintenance",
+        4,
+        (
+            Change(
+                "TableChange._landed",
+                'return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""',
+                'return ""',
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a compaction that is tried again has deleted its files",
+        "issue 17, maintenance",
+        47,
+        (
+            Change(
+                "TableMaintenance._commit",
+                "self._remove(written)\nreturn False",
+                "self._remove(written)\n"
+                "self._remove([self._key(one.new.file_path) for one in done if one.new])\n"
+                "return False",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a compaction that is tried again does not look at what was changed",
+        "issue 17, maintenance",
+        29,
+        (
+            Change(
+                "TableMaintenance._replace",
+                "if not one.still_holds(current)",
+                "if one is None",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "expiry deletes the files of a snapshot at once",
+        "issue 17, maintenance",
+        2,
+        (
+            Change(
+                "TableMaintenance.expire",
+                "writer.commit_table(self._namespace, self._name, expiry_request(history, plan))",
+                "writer.commit_table(self._namespace, self._name, expiry_request(history, plan))\n"
+                "self._remove([self._key(history.by_id()[id_].manifest_list) for id_ in plan.snapshots])",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "a signature goes by the folders that the name had before",
+        "issue 17, signing",
+        0,
+        (
+            Change(
+                "Catalog.table_folders",
+                'return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()',
+                'known = self.__dict__.setdefault("_folders_known", {})\n'
+                'found = entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()\n'
+                "return known.setdefault((*namespace, name), found)",
+            ),
+        ),
+        "service/test_service_signing.py::test_what_is_signed_and_issued_follows_the_catalog",
+    ),
+    Bug(
+        "a process that does not lead signs by the state that it has read",
+        "issue 17, signing",
+        0,
+        (
+            Change(
+                "Catalog._known_or_read",
+                "state = self._known()",
+                "state = self._known() or (self.view._loaded.state if self.view._loaded else None)",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_process_that_does_not_lead_signs_by_the_published_state",
+    ),
+    Bug(
+        "the task of a plan reads whatever table has the name",
+        "issue 17, planning",
+        0,
+        (
+            Change(
+                "_PlanReader.__init__",
+                "if snapshot is None and asked.snapshot_id is not None:\n"
+                '    raise Missing(f"the table has no snapshot {asked.snapshot_id}")',
+                "if snapshot is None:\n    snapshot = table.current_snapshot()",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_plan_is_of_the_table_and_not_of_its_name",
+    ),
+    Bug(
+        "the tasks of a plan read the newest snapshot",
+        "issue 17, planning",
+        0,
+        (
+            Change(
+                "plan_scan",
+                'fixed = {} if planner.is_incremental else {"snapshot-id": planner.snapshot_id}',
+                "fixed = {}",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_plan_is_of_the_table_and_not_of_its_name",
+    ),
+    Bug(
+        "a plan reads manifests of a sibling table",
+        "F29",
+        0,
+        (
+            Change(
+                "Catalog._planned",
+                'path.startswith(f"{folder}/")',
+                "path.startswith(folder)",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_plan_reads_no_manifest_of_a_sibling_folder",
+    ),
+    Bug(
+        "metadata that was replaced within the grace time does not count",
+        "issue 17, maintenance",
+        0,
+        (
+            Change(
+                "maintain.decide.recent_metadata",
+                "following = entry.metadata_file\nfound.append(following)",
+                "following = entry.metadata_file\n"
+                "if any(written.get(name, since) >= since for name in names_of(following)):\n"
+                "    found.append(following)",
+            ),
+        ),
+        "catalog/test_catalog_retention.py::test_metadata_that_was_current_lately",
+    ),
+    Bug(
+        "a manifest counts only for the snapshot that added it",
+        "issue 17, maintenance",
+        0,
+        (
+            Change(
+                "NeededFiles.add_snapshot",
+                "if self._add(manifest.manifest_path):",
+                "if str(manifest.added_snapshot_id) in manifest_list and self._add(manifest.manifest_path):",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_manifests_of_expired_snapshots_stay_while_a_retained_one_names_them",
     ),
 ]

@@ -270,7 +270,10 @@ class Leader:
             # the next term begins when the record has expired.
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
             raise NotLeader("the lock of the catalog was deleted; a process leads again when its record has expired")
-        self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
+        try:
+            self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
+        except PublicationRefused as refusal:
+            raise NotLeader(f"another process has led since: {refusal}") from None
         loaded = self._view.now()
         if loaded is None or loaded.head.token != lease.token:
             raise NotLeader("another process has led since")

@@ -358,7 +358,7 @@ def import_(
             facts = {"kind": each.kind, "outcome": each.outcome, "location": each.location, "reason": each.reason}
             found.append({"table": shown, **facts})
         elif each.outcome != "present":
-            kind = "view " if each.kind == "view" else ""
+            kind = "" if each.kind == "table" else f"{each.kind} "
             say(f"{each.outcome:<9} {kind}{shown}{f': {each.reason}' if each.reason else ''}")
     if json:
         print_json({**counts, "tables": found})

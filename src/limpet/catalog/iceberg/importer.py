@@ -27,6 +27,10 @@ from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailab
 NAMESPACES_MAX = 1_000_000
 LEVELS_MAX = 32
 LOCATION_CHARACTERS_MAX = 4096
+PAGES_MAX = 10_000
+"""Pages of one listing."""
+ANSWER_S = 60.0
+"""How long a REST catalog may take between two parts of an answer."""
 
 GLUE = "glue://"
 
@@ -57,7 +61,7 @@ _OF_ONE_TABLE = (Conflict, Corrupt, Denied, Invalid, Missing, Unsupported)
 
 @dataclass(frozen=True, slots=True)
 class ImportedTable:
-    """What became of one table or view of the other catalog.
+    """What became of one table or view of the other catalog, or of a namespace that cannot be listed.
 
     `imported`: it was registered, or would be. `present`: it was imported before. `differs`: a table or view of this
     name is here, and it is not this one, or another version of it. `failed`: for `reason`.
@@ -103,15 +107,25 @@ class SourceCatalog:
             settings |= {"type": "glue", **({"glue.region": region} if region else {})}
         with _reading(f"the catalog at {_hidden(uri)} cannot be opened"):
             self._catalog: PyCatalog = load_catalog(name, **settings)
+        if isinstance(self._catalog, RestCatalog):
+            _bound(self._catalog)
 
-    def namespaces(self) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-        """Every namespace with its properties, parents first.   Raises: also Invalid for too many."""
+    def namespaces(self) -> Iterator[tuple[tuple[str, ...], dict[str, str], str]]:
+        """Every namespace with its properties, and why those inside cannot be listed; parents first.
+
+        Raises: Unavailable if the outermost ones cannot be listed; Invalid for too many.
+        """
         waiting: list[tuple[str, ...]] = [()]
         met: set[tuple[str, ...]] = set()
         while waiting:
-            parent = waiting.pop()
-            with _reading(f"the namespaces of {_hidden(self.uri)} cannot be listed"):
-                inner = sorted({tuple(map(str, each)) for each in self._catalog.list_namespaces(parent)})
+            parent, problem, inner = waiting.pop(), "", list[tuple[str, ...]]()
+            try:
+                with _reading(f"the namespaces of {_hidden(self.uri)} cannot be listed"):
+                    inner = sorted({tuple(map(str, each)) for each in self._catalog.list_namespaces(parent)})
+            except Unavailable as error:
+                if not parent:
+                    raise
+                problem = _short(error)
             for each in reversed(inner):
                 if each[:-1] == parent and each not in met and len(each) <= LEVELS_MAX:
                     met.add(each)
@@ -119,7 +133,7 @@ class SourceCatalog:
             if len(met) > NAMESPACES_MAX:
                 raise Invalid(f"{_hidden(self.uri)} has more than {NAMESPACES_MAX:,} namespaces")
             if parent:
-                yield parent, self._properties(parent)
+                yield parent, self._properties(parent), problem
 
     def _properties(self, namespace: tuple[str, ...]) -> dict[str, str]:
         try:
@@ -148,6 +162,23 @@ class SourceCatalog:
             if hasattr(catalog, "_get_glue_table"):
                 return _text(catalog._get_glue_table(".".join(namespace), name)["Parameters"]["metadata_location"])
             return _text(catalog.load_table(identifier).metadata_location)
+
+
+def _bound(catalog: RestCatalog) -> None:
+    """Bound what a server can do: it answers in time, and a listing ends. PyIceberg follows any page without limits."""
+    session, plain, pages = catalog._session, catalog._session.request, set[str]()
+
+    def request(method: str, url: str, **options: Any) -> Any:
+        page = (options.get("params") or {}).get("pageToken")
+        if page is None:
+            pages.clear()
+        elif page in pages or len(pages) == PAGES_MAX:
+            raise ValueError(f"its pages do not end: {page!r:.60} after {len(pages)} pages")
+        else:
+            pages.add(page)
+        return plain(method, url, **{"timeout": ANSWER_S, **options})
+
+    session.request = request  # type: ignore[assignment, method-assign]
 
 
 def _rest_location(catalog: RestCatalog, kind: Content, identifier: tuple[str, ...]) -> Any:
@@ -206,13 +237,21 @@ def import_tables(
 ) -> Iterator[ImportedTable]:
     """Register all tables, then all views of each namespace of `source` in `catalog`; without `writing`, only compare.
 
+    A namespace that cannot be listed is reported, and the import goes on with the next one.
     Raises: Unavailable; NotLeader; OutcomeUnknown: then start it again.
     Cost: for each table or view 1 request to the source, 1 GET of the head, 1 GET of the metadata; for a new one also a
     registration (`Catalog.register_table`). Crash: those so far are registered.
     """
     with writing() if writing is not None else nullcontext() as writer:
-        for namespace, properties in source.namespaces():
-            names = [(kind, name) for kind in _KINDS for name in source.names(kind, namespace)]
+        for namespace, properties, unlisted in source.namespaces():
+            names = list[tuple[Content, str]]()
+            for kind in _KINDS:
+                try:
+                    names += [(kind, name) for name in source.names(kind, namespace)]
+                except Unavailable as error:
+                    unlisted = unlisted or _short(error)
+            if unlisted:
+                yield ImportedTable(namespace[:-1], namespace[-1], "failed", reason=unlisted, kind="namespace")
             problem = _make(writer, namespace, properties) if writer is not None else ""
             for kind, name in names:
                 if problem:

@@ -280,13 +280,21 @@ def _is_needed(file: ListedFile, needed: Collection[str]) -> bool:
     return any(name in needed for name in names_of(file.path))
 
 
-def recent_metadata(table: TableHistory, since_ms: int) -> Sequence[str]:
-    """The older metadata files that were current at `since_ms` or later, as far as the table's log goes back.
+def recent_metadata(
+    table: TableHistory, location: str, written: Mapping[str, datetime], since: datetime
+) -> Sequence[str]:
+    """The older metadata files that were current at `since` or later, as far as the log goes back; newest first.
 
-    Queries and commits that began with one of them may still use its files.
+    Queries and commits that began with one of them may still use its files. `location`: the current metadata file;
+    `written`: by name, when each file was written by the store's clock. Times in the metadata are those of its writers,
+    whose clocks may be wrong (F13). A file was current until the next one was written; if that is not known, it counts.
     """
-    log = table.metadata_log or ()
-    if table.last_updated_ms < since_ms:
-        return []
-    first = next((nth for nth, entry in enumerate(log) if entry.timestamp_ms >= since_ms), len(log))
-    return [entry.metadata_file for entry in log[max(first - 1, 0) :]]
+    found: list[str] = []
+    following = location
+    for entry in reversed(table.metadata_log or ()):
+        known = [written[name] for name in names_of(following) if name in written]
+        if known and max(known) < since:
+            break
+        following = entry.metadata_file
+        found.append(following)
+    return found

@@ -346,8 +346,10 @@ class TableMaintenance(TableChange):
         if self._catalog.folders(self._namespace, self._name) != roots:
             raise Unavailable(f"{self._shown!r} was moved meanwhile", hint="run it again")
         history = self._history(loaded)
-        recent = [] if quiesced else recent_metadata(history, int(before.timestamp() * 1000))
-        doomed = orphans(listed, self._needed(loaded.metadata_location or "", history, recent), before)
+        location = loaded.metadata_location or ""
+        written = {name: file.modified for file in listed for name in names_of(file.path)}
+        recent = [] if quiesced else recent_metadata(history, location, written, before)
+        doomed = orphans(listed, self._needed(location, history, recent), before)
         if not dry_run:
             self._warehouse.delete([file.path for file in doomed])
         paths = tuple(file.path.removeprefix(f"{WAREHOUSE}/") for file in doomed)
