@@ -22,8 +22,10 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError
 
+import limpet
 from clients.conftest import Served
 from clients.ducks import attached
+from limpet.service.client import ServiceWriter
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -338,6 +340,35 @@ def test_row_lineage_is_that_of_the_reference_catalog(
     assert [(each.first_row_id, each.added_rows) for each in table.snapshots] == spans
     assert table.next_row_id == reference["next-row-id"] == sum(added or 0 for _, added in spans)
     assert ids[-1][0] != ids[0][0], "Iceberg 1.9 alone changes the id of a row that nobody has updated"
+
+
+@pytest.mark.parametrize("served", ["directory"], indirect=True)
+def test_a_compaction_by_limpet_keeps_what_spark_sees(spark: Spark, space: str, served: Served) -> None:
+    """Partitions, deletion vectors, an upgrade from version 2: the same rows, row ids and sequence numbers; then Spark
+    goes on with the table."""
+    name = space.removeprefix("c.")
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, city STRING) USING iceberg PARTITIONED BY (bucket(2, id)) TBLPROPERTIES ("
+        "'read.parquet.vectorization.enabled' = 'false', 'write.delete.mode' = 'merge-on-read')",
+        f"INSERT INTO {space}.t SELECT id, 'old' FROM range(100, 110, 1, 1)",
+        f"DELETE FROM {space}.t WHERE id = 101",
+        f"ALTER TABLE {space}.t SET TBLPROPERTIES ('format-version' = '3')",
+        *(f"INSERT INTO {space}.t SELECT id, 'new' FROM range({n}, {n + 10}, 1, 1)" for n in (0, 10, 20)),
+        f"DELETE FROM {space}.t WHERE id % 7 = 3",
+    )
+    query = f"SELECT id, city, _row_id, _last_updated_sequence_number FROM {space}.t ORDER BY id"
+    before = spark.rows(query)
+    assert len({row[2] for row in before}) == len(before)
+    table = limpet.open(served.place.url).maintain((name,), "t", through=ServiceWriter(served.url))
+    assert table.compact(min_files=2).new_files == 2
+    assert spark.rows(query) == before
+    assert spark.rows(f"SELECT content FROM {space}.t.files") == [[0], [0]]
+    spark.run(f"INSERT INTO {space}.t VALUES (50, 'later')", f"DELETE FROM {space}.t WHERE id = 5")
+    later = spark.rows(query)
+    assert [row for row in later if row[0] != 50] == [row for row in before if row[0] != 5]
+    assert max(later, key=lambda row: row[2])[0] == 50
+    assert table.compact(min_files=2).files
+    assert spark.rows(query) == later
 
 
 def test_ddl(spark: Spark, space: str, catalog: RestCatalog) -> None:
