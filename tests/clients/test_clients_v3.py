@@ -175,6 +175,13 @@ def test_a_compaction_after_an_upgrade_gives_every_row_an_id(
     before = lineage(served, namespace)
     assert {row[-2] for row in before} == {*range(50_004)}
     assert [row[-1] for row in before[:4]] == [1, 1, 3, 4]
+    with closing(attached(served)) as duck:
+        duck.execute(f"INSERT INTO c.{namespace}.t VALUES (5)")
+    before = lineage(served, namespace)
+    assert ours.compact(min_files=2, target_bytes=100_000).files == 2, (
+        "the manifest of the large file stays, and its ids"
+    )
+    assert lineage(served, namespace) == before
     assert ours.compact(min_files=2).files == 2
     assert lineage(served, namespace) == before
     spans(catalog, namespace)
