@@ -235,7 +235,7 @@ def field_of(record: Record, name: str) -> Any:
     return record[at] if at < len(record) else None
 
 
-class _ManifestWriterV3(ManifestWriterV2):
+class _RowIdManifestWriter(ManifestWriterV2):
     @property
     def version(self) -> Version:
         return 3
@@ -249,11 +249,11 @@ def manifest_writer(
     version: Version, spec: PartitionSpec, schema: Schema, output: OutputFile, snapshot_id: int
 ) -> ManifestWriter:
     """A writer of a data manifest. Its entries have the fields of that version."""
-    kind = _ManifestWriterV3 if version == 3 else ManifestWriterV2
+    kind = _RowIdManifestWriter if version == 3 else ManifestWriterV2
     return kind(spec, schema, output, snapshot_id, CODEC)
 
 
-class ManifestListWriterV3(ManifestListWriterV2):
+class RowIdListWriter(ManifestListWriterV2):
     """A writer of a manifest list, which gives a row id to each data manifest that has none.
 
     `next_row_id`: the next unused id. It begins as the snapshot's first row id, and the difference is its `added-rows`.
@@ -267,13 +267,14 @@ class ManifestListWriterV3(ManifestListWriterV2):
         self._meta |= {"format-version": "3", "first-row-id": str(first_row_id)}
         self.next_row_id = first_row_id
 
-    def __enter__(self) -> ManifestListWriterV3:
+    def __enter__(self) -> RowIdListWriter:
         schema = MANIFEST_LIST_FILE_SCHEMAS[3]
         self._writer = AvroOutputFile(self._output_file, schema, "manifest_file", schema, self._meta)
         self._writer.__enter__()
         return self
 
     def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        """The manifest as it is listed, with its first row id."""
         new = super().prepare_manifest(manifest_file)
         rows = (new.added_rows_count or 0) + (new.existing_rows_count or 0)
         is_data = new.content == ManifestContent.DATA
@@ -299,7 +300,7 @@ def write_manifest_list(
                 writer.add_manifests(manifests)
         return {}
     first = next_row_id or 0
-    with ManifestListWriterV3(output, *snapshot, first) as rows:
+    with RowIdListWriter(output, *snapshot, first) as rows:
         if manifests:
             rows.add_manifests(manifests)
     return {"first-row-id": first, "added-rows": rows.next_row_id - first}

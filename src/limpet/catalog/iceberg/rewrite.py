@@ -347,7 +347,7 @@ def vector_positions(blob: bytes, rows: int) -> list[int]:
     sums = struct.pack(">I", len(vector)), struct.pack(">I", zlib.crc32(vector))
     if (blob[:4], blob[-4:]) != sums or vector[:4] != _VECTOR_MAGIC:
         raise ValueError("a deletion vector is damaged")
-    rest = _Unpacker(vector[4:])
+    rest = _NumberReader(vector[4:])
     (count,) = rest.take("Q")
     if count == 0:
         return []
@@ -379,7 +379,7 @@ def vector_positions(blob: bytes, rows: int) -> list[int]:
     return found
 
 
-def _container(rest: _Unpacker, count: int, is_run: bool) -> list[int]:
+def _container(rest: _NumberReader, count: int, is_run: bool) -> list[int]:
     """The low 16 bits of positions: runs, or a sorted list, or 65,536 bits."""
     if is_run:
         (number,) = rest.take("H")
@@ -394,7 +394,7 @@ def _container(rest: _Unpacker, count: int, is_run: bool) -> list[int]:
     return [64 * nth + bit for nth, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
 
 
-class _Unpacker:
+class _NumberReader:
     """Little-endian numbers, one after the other.   Raises: ValueError at the end."""
 
     def __init__(self, data: bytes) -> None:
