@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bz2
 import json
+import random
+import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -11,11 +13,15 @@ from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, write_manifest_list
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+from pyroaring import BitMap
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, manifests_in
 from limpet.catalog.iceberg.files import Input, Output
+from limpet.catalog.iceberg.rewrite import vector_positions
 
 SYNC = b"s" * 16
 SCHEMA: Any = AvroSchemaConversion().iceberg_to_avro(MANIFEST_LIST_FILE_SCHEMAS[2], "manifest_file")
@@ -123,3 +129,72 @@ def test_an_ordinary_list_is_read_whatever_it_is_packed_with(codec: Any) -> None
     with write_manifest_list(2, written, 7, None, 1, codec):
         pass
     assert list(manifests_in(Input("x.avro", lambda *_: written.data), AvroBudget())) == []
+
+
+def vector(bitmap: bytes, *, count: int = 1, key: int = 0) -> bytes:
+    """A deletion vector as other programs write it."""
+    body = bytes.fromhex("d1d33964") + struct.pack("<QI", count, key) + bitmap
+    return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+@given(
+    st.sets(st.integers(0, 300_000), max_size=50),
+    st.lists(st.tuples(st.integers(0, 300_000), st.integers(1, 70_000)), max_size=3),
+    st.booleans(),
+)
+def test_a_deletion_vector_has_the_positions_of_the_reference(
+    some: set[int], spans: list[tuple[int, int]], with_runs: bool
+) -> None:
+    """Lists, bits and runs, in any number of containers, beside the library that PyIceberg uses."""
+    bitmap = BitMap(some)
+    for start, length in spans:
+        bitmap.add_range(start, start + length)
+    bitmap |= BitMap(n for n in range(0, 20_000, 2) if len(some) % 2)
+    if with_runs:
+        bitmap.run_optimize()
+    assert vector_positions(vector(bitmap.serialize()), 400_000) == [*bitmap]
+
+
+def test_a_vector_without_positions() -> None:
+    body = bytes.fromhex("d1d33964") + bytes(8)
+    assert vector_positions(struct.pack(">I", 12) + body + struct.pack(">I", zlib.crc32(body)), 9) == []
+
+
+def test_a_damaged_deletion_vector_is_refused() -> None:
+    bitmap = BitMap([1, 5, 70_000])
+    bitmap.add_range(100_000, 110_000)
+    bitmap.run_optimize()
+    sound, rng = vector(bitmap.serialize()), random.Random(0)
+    for at in range(len(sound)):
+        with pytest.raises(ValueError, match="deletion vector"):
+            vector_positions(sound[:at], 200_000)
+        changed = bytearray(sound)
+        changed[at] ^= rng.randrange(1, 256)
+        with pytest.raises(ValueError, match="deletion vector"):
+            vector_positions(bytes(changed), 200_000)
+
+
+RUN = struct.pack("<H", 1) + struct.pack("<HH", 0, 65_535)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        vector(BitMap([9]).serialize()),
+        vector(BitMap([1]).serialize(), key=1),
+        vector(BitMap([1]).serialize(), count=2),
+        vector(BitMap([1]).serialize(), count=1 << 40),
+        vector(struct.pack("<I", 12_345) + bytes(100)),
+        vector(struct.pack("<II", 12_346, 1 << 31) + bytes(100)),
+        vector(struct.pack("<I", 12_347 | 65_535 << 16) + b"\xff" * 8192),
+        vector(struct.pack("<I", 12_347) + b"\x01" + struct.pack("<HH", 0, 9) + RUN),
+        vector(struct.pack("<I", 12_347) + b"\x01" + struct.pack("<HHH", 0, 9, 9) + struct.pack("<HH", 0, 65_535) * 9),
+        vector(struct.pack("<IIHHI", 12_346, 1, 0, 1, 0) + struct.pack("<HH", 5, 3)),
+        vector(struct.pack("<IIHHI", 12_346, 1, 0, 1, 0) + struct.pack("<HH", 5, 5)),
+        vector(struct.pack("<IIHHHH", 12_346, 2, 0, 0, 0, 0) + bytes(8) + struct.pack("<HH", 5, 3)),
+    ],
+)
+def test_a_deletion_vector_that_no_program_wrote_is_refused(blob: bytes) -> None:
+    """It has valid checksums. Positions beyond the rows of the file, twice, or unordered are refused."""
+    with pytest.raises(ValueError, match="deletion vector"):
+        vector_positions(blob, 9)

@@ -18,9 +18,11 @@ from limpet.catalog.maintain.decide import (
     RetentionPolicy,
     RewriteCandidate,
     TableHistory,
+    assigned_row_id,
     expired,
     expiry_request,
     history_of,
+    inherited_row_id,
     names_of,
     orphans,
     policy_of,
@@ -215,6 +217,40 @@ def sized(*sizes: int, partition: str = "", deletes: bool = False) -> list[Rewri
 )
 def test_what_is_rewritten(files: list[RewriteCandidate], groups: list[int]) -> None:
     assert [len(group) for group in rewrite_groups(files, target_bytes=100, min_files=2)] == groups
+
+
+@pytest.mark.parametrize(
+    ("manifest", "own", "ids"),
+    [
+        (None, [None, None], [None, None]),
+        (None, [7, None], [None, None]),
+        (100, [None, None, None], [100, 110, 120]),
+        (100, [None, 7, None], [100, 7, 110]),
+        (100, [0, None, 0], [0, 100, 0]),
+        (0, [None, None], [0, 10]),
+    ],
+)
+def test_the_row_ids_of_the_files_of_a_manifest(
+    manifest: int | None, own: list[int | None], ids: list[int | None]
+) -> None:
+    found, next_id = [], manifest
+    for each in own:
+        first, next_id = inherited_row_id(each, 10, next_id)
+        found.append(first)
+    assert found == ids
+
+
+@pytest.mark.parametrize(
+    ("own", "is_data", "ids"),
+    [
+        (None, True, (50, 60)),
+        (7, True, (7, 50)),
+        (0, True, (0, 50)),
+        (None, False, (None, 50)),
+    ],
+)
+def test_a_manifest_gets_row_ids_once(own: int | None, is_data: bool, ids: tuple[int | None, int]) -> None:
+    assert assigned_row_id(own, is_data, 10, 50) == ids
 
 
 @pytest.mark.parametrize(

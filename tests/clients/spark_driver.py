@@ -55,6 +55,16 @@ def answer(spark: Any, statement: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def beside_pyiceberg() -> Any:
+    """A Spark for PyIceberg's own tests: JARS and CATALOGS are in the environment, the first catalog is the default."""
+    catalogs = json.loads(os.environ["SPARK_CATALOGS"])
+    spark = session(os.environ["SPARK_JARS"], catalogs)
+    spark.conf.set("spark.sql.defaultCatalog", next(iter(catalogs)))
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "true")
+    spark.conf.set("spark.sql.execution.pandas.structHandlingMode", "dict")
+    return spark
+
+
 def main() -> None:
     """Answer until the input ends."""
     out = os.fdopen(os.dup(1), "w")

@@ -22,14 +22,18 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError
 
+import limpet
 from clients.conftest import Served
 from clients.ducks import attached
+from limpet.service.client import ServiceWriter
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 SHADED = "smfs.shaded.org.apache.iceberg"
 JAR = "feature_store_pyspark/jars/sagemaker-feature-store-spark-sdk-3.5.jar"
 """It holds Iceberg's runtime for Spark 3.5 with other names for its classes; nothing else of it is used."""
+REFERENCE = f"{SHADED}.hadoop.HadoopCatalog"
+"""Iceberg's own catalog of files: what Spark does with it is what Spark does by itself."""
 
 
 def jar() -> str | None:
@@ -100,6 +104,7 @@ class Spark:
 
     def __init__(self, served: Served | None, folder: Path, catalogs: Mapping[str, Mapping[str, str]] = NONE) -> None:
         options = dict(catalogs)
+        self._folder = folder
         if served is not None:
             kind = "hadoop.HadoopFileIO" if served.place.is_local else "aws.s3.S3FileIO"
             keys = {} if served.place.is_local else served.place.keys
@@ -153,6 +158,11 @@ class Spark:
         assert "error" in answer, f"{statement} succeeded: {answer['rows']}"
         return str(answer["error"])
 
+    def reference(self, table: str) -> str:
+        """The current metadata of a table of the catalog `h`."""
+        versions = (self._folder / "h" / table / "metadata").glob("v*.metadata.json")
+        return max(versions, key=lambda path: int(path.name[1:].partition(".")[0])).read_text()
+
     def close(self) -> None:
         """End it."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -177,7 +187,10 @@ def _sparks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Spar
 @pytest.fixture
 def spark(_sparks: dict[str, Spark], served: Served, tmp_path_factory: pytest.TempPathFactory) -> Spark:
     if served.url not in _sparks:
-        _sparks[served.url] = Spark(served, tmp_path_factory.mktemp("spark"))
+        folder = tmp_path_factory.mktemp("spark")
+        _sparks[served.url] = Spark(
+            served, folder, {"h": {"catalog-impl": REFERENCE, "warehouse": f"file://{folder}/h"}}
+        )
     return _sparks[served.url]
 
 
@@ -243,8 +256,8 @@ def test_spark_and_duckdb_change_a_table_of_version_3(
 ) -> None:
     """Each reads the other's rows and deletion vectors. Row ids are never given twice.
 
-    Spark 3.5 with Iceberg 1.9 gives rows new ids when it rewrites or updates them (1.10 keeps them), and its vectorized
-    reader shows the first id of a file for all of its rows.
+    Iceberg 1.9 gives rows new ids when it rewrites or updates them (see the next test), and its vectorized reader shows
+    the first id of a file for all of its rows.
     """
     name = space.removeprefix("c.")
     spark.run(
@@ -276,6 +289,86 @@ def test_spark_and_duckdb_change_a_table_of_version_3(
     assert max(row[2] for row in rows) < metadata.next_row_id
     spans = [(each.first_row_id, each.first_row_id + each.added_rows) for each in metadata.snapshots]
     assert all(end <= start for (_, end), (start, _) in pairwise(spans)), "each snapshot has ids of its own"
+
+
+@pytest.mark.parametrize("served", ["directory"], indirect=True)
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_row_lineage_is_that_of_the_reference_catalog(
+    spark: Spark, space: str, catalog: RestCatalog, mode: str
+) -> None:
+    """The same statements in Limpet and in Iceberg's own catalog: after each of them the same rows, row ids, sequence
+    numbers, snapshots and files. With Iceberg 1.9 updates and rewrites, even of manifests only, change row ids in both.
+    """
+    name = space.removeprefix("c.")
+    modes = ", ".join(f"'write.{what}.mode' = '{mode}'" for what in ("delete", "update", "merge"))
+    properties = f"'format-version' = '2', 'read.parquet.vectorization.enabled' = 'false', {modes}"
+    both = (f"c.{name}.t", f"h.{name}.t")
+    spark.run(f"CREATE NAMESPACE h.{name}")
+    for table in both:
+        spark.run(
+            f"CREATE TABLE {table} (id BIGINT, city STRING) USING iceberg TBLPROPERTIES ({properties})",
+            f"INSERT INTO {table} SELECT id, concat('old ', id) FROM range(100, 103, 1, 1)",
+            f"ALTER TABLE {table} SET TBLPROPERTIES ('format-version' = '3')",
+        )
+    statements = (
+        "INSERT INTO {t} SELECT id, concat('city ', id) FROM range(0, 10, 1, 1)",
+        "INSERT INTO {t} VALUES (10, 'Bodø')",
+        "DELETE FROM {t} WHERE id IN (2, 3)",
+        "UPDATE {t} SET city = 'Ribe' WHERE id = 4",
+        "MERGE INTO {t} t USING (SELECT * FROM VALUES (5L, 'Ærø'), (6L, ''), (20L, 'Visby') AS s(id, city)) s "
+        "ON t.id = s.id WHEN MATCHED AND s.city = '' THEN DELETE WHEN MATCHED THEN UPDATE SET city = s.city "
+        "WHEN NOT MATCHED THEN INSERT *",
+        # sorted: else the order of the files, whose names are random, decides which row gets which id
+        "CALL {c}.system.rewrite_data_files(table => '{n}.t', strategy => 'sort', sort_order => 'id', "
+        "options => map('rewrite-all', 'true'))",
+        "INSERT INTO {t} VALUES (30, 'Oslo')",
+        "CALL {c}.system.rewrite_manifests('{n}.t')",
+    )
+    ids = []
+    for statement in statements:
+        found = []
+        for table in both:
+            spark.run(statement.format(t=table, c=table[0], n=name))
+            query = f"SELECT id, city, _row_id, _last_updated_sequence_number FROM {table} ORDER BY id"
+            files = f"SELECT content, record_count, file_format FROM {table}.files ORDER BY content, record_count"
+            found.append((spark.rows(query), spark.rows(files)))
+        assert found[0] == found[1], statement
+        ids.append({row[0]: row[2] for row in found[0][0]})
+    table = catalog.load_table((name, "t")).metadata
+    reference = json.loads(spark.reference(f"{name}/t"))
+    spans = [(each.get("first-row-id"), each.get("added-rows")) for each in reference["snapshots"]]
+    assert [(each.first_row_id, each.added_rows) for each in table.snapshots] == spans
+    assert table.next_row_id == reference["next-row-id"] == sum(added or 0 for _, added in spans)
+    assert ids[-1][0] != ids[0][0], "Iceberg 1.9 alone changes the id of a row that nobody has updated"
+
+
+@pytest.mark.parametrize("served", ["directory"], indirect=True)
+def test_a_compaction_by_limpet_keeps_what_spark_sees(spark: Spark, space: str, served: Served) -> None:
+    """Partitions, deletion vectors, an upgrade from version 2: the same rows, row ids and sequence numbers; then Spark
+    goes on with the table."""
+    name = space.removeprefix("c.")
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT, city STRING) USING iceberg PARTITIONED BY (bucket(2, id)) TBLPROPERTIES ("
+        "'read.parquet.vectorization.enabled' = 'false', 'write.delete.mode' = 'merge-on-read')",
+        f"INSERT INTO {space}.t SELECT id, 'old' FROM range(100, 110, 1, 1)",
+        f"DELETE FROM {space}.t WHERE id = 101",
+        f"ALTER TABLE {space}.t SET TBLPROPERTIES ('format-version' = '3')",
+        *(f"INSERT INTO {space}.t SELECT id, 'new' FROM range({n}, {n + 10}, 1, 1)" for n in (0, 10, 20)),
+        f"DELETE FROM {space}.t WHERE id % 7 = 3",
+    )
+    query = f"SELECT id, city, _row_id, _last_updated_sequence_number FROM {space}.t ORDER BY id"
+    before = spark.rows(query)
+    assert len({row[2] for row in before}) == len(before)
+    table = limpet.open(served.place.url).maintain((name,), "t", through=ServiceWriter(served.url))
+    assert table.compact(min_files=2).new_files == 2
+    assert spark.rows(query) == before
+    assert spark.rows(f"SELECT content FROM {space}.t.files") == [[0], [0]]
+    spark.run(f"INSERT INTO {space}.t VALUES (50, 'later')", f"DELETE FROM {space}.t WHERE id = 5")
+    later = spark.rows(query)
+    assert [row for row in later if row[0] != 50] == [row for row in before if row[0] != 5]
+    assert max(later, key=lambda row: row[2])[0] == 50
+    assert table.compact(min_files=2).files
+    assert spark.rows(query) == later
 
 
 def test_ddl(spark: Spark, space: str, catalog: RestCatalog) -> None:

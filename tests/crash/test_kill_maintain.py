@@ -6,10 +6,12 @@ import random
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pyiceberg.table import StaticTable
+from pyiceberg.table.metadata import TableMetadataV3
 
 import limpet
 
@@ -27,6 +29,10 @@ table = fleet.maintain(("indexes",), "recs", wait_s=60)
 for n in range(int(sys.argv[2]), 1_000_000):
     index.put({"id": f"r{n}"})
     fleet.publish_index("recs", wait_s=60)
+    if n == 0 and sys.argv[3] == "3":
+        upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
+        with fleet.lead_catalog(wait_s=60) as catalog:
+            catalog.commit_table(("indexes",), "recs", upgrade)
     print(n, flush=True)
     table.expire(max_age=timedelta(0))
     table.compact(min_files=2)
@@ -34,10 +40,12 @@ for n in range(int(sys.argv[2]), 1_000_000):
 """
 
 
-def test_a_killed_maintenance_loses_no_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_killed_maintenance_loses_no_row(tmp_path: Path, version: int) -> None:
+    """In format version 3 it gives no row id twice either: each snapshot has ids of its own."""
     url, acknowledged = str(tmp_path / "fleet"), -1
     for nth in range(KILLS):
-        command = [sys.executable, "-c", PROGRAM, url, str(acknowledged + 1)]
+        command = [sys.executable, "-c", PROGRAM, url, str(acknowledged + 1), str(version)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for _ in range(3 + nth):
@@ -52,3 +60,8 @@ def test_a_killed_maintenance_loses_no_row(tmp_path: Path) -> None:
             table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
         rows = {*table.scan().to_arrow()["id"].to_pylist()}
         assert {f"r{n}" for n in range(acknowledged + 1)} <= rows
+        assert table.metadata.format_version == version
+        if isinstance(table.metadata, TableMetadataV3):
+            spans = [(each.first_row_id or 0, each.added_rows or 0) for each in table.snapshots()]
+            assert all(first + added <= later for (first, added), (later, _) in pairwise(spans))
+            assert (table.metadata.next_row_id or 0) >= sum(spans[-1])

@@ -730,4 +730,25 @@ CATALOG_BUGS = [
         ),
         "catalog/test_catalog_maintain.py::test_manifests_of_expired_snapshots_stay_while_a_retained_one_names_them",
     ),
+    Bug(
+        "a compaction gives rows new ids",
+        "issue 17, row lineage",
+        0,
+        (Change("rewrite._traced", "if first is not None:", "if False:"),),
+        "clients/test_clients_v3.py::test_a_compaction_keeps_row_ids_and_applies_deletion_vectors[directory]",
+    ),
+    Bug(
+        "a compaction counts the rows after the deleted ones are gone",
+        "issue 17, row lineage",
+        0,
+        (Change("rewrite._traced", "at += batch.num_rows", "at += batch.num_rows - len(gone)"),),
+        "clients/test_clients_v3.py::test_a_compaction_keeps_row_ids_and_applies_deletion_vectors[directory]",
+    ),
+    Bug(
+        "a manifest that has row ids gets new ones",
+        "issue 17, row lineage",
+        0,
+        (Change("maintain.decide.assigned_row_id", "if not is_data or own is not None:", "if not is_data:"),),
+        "clients/test_clients_v3.py::test_a_compaction_after_an_upgrade_gives_every_row_an_id[directory]",
+    ),
 ]

@@ -1,4 +1,5 @@
 """Manifest lists and manifests, read with limits: any client with write access to the warehouse may have written them.
+They are also written here: PyIceberg has no writer for format version 3.
 
 PyIceberg's compiled decoder does not check lengths, so a damaged file can crash the process, and its codecs decompress
 without a limit. This decoder is written in Python and checks every read, decompression has a limit, and the files of a
@@ -11,16 +12,17 @@ import bz2
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import zstandard
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
 from pyiceberg.avro.decoder import BinaryDecoder
-from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
+from pyiceberg.avro.file import SYNC_SIZE, AvroFile, AvroOutputFile, Block
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.exceptions import ResolveError
-from pyiceberg.io import InputFile
+from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
     DEFAULT_READ_VERSION,
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,
@@ -31,16 +33,23 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    ManifestListWriterV2,
+    ManifestWriter,
+    ManifestWriterV2,
     PartitionFieldSummary,
     _inherit_from_manifest,
 )
-from pyiceberg.typedef import StructProtocol
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record, StructProtocol
 
 from limpet import records
+from limpet.catalog.maintain.decide import assigned_row_id, inherited_row_id
 from limpet.errors import Corrupt
 
 D = TypeVar("D", bound=StructProtocol)
 
+CODEC: Final = "deflate"
 UNPACKED_BYTES_MAX = 64 << 20
 """Decompressed bytes of all manifests of a snapshot: about 80,000 files with the statistics of ten columns."""
 VALUES_MAX = 4_000_000
@@ -177,10 +186,15 @@ class BoundedAvroFile(AvroFile[D]):
         return count
 
 
+Version = Literal[2, 3]
+_DATA_FILE_AT = {field.name: at for at, field in enumerate(DATA_FILE_TYPE[3].fields)}
+_MANIFEST_AT = {field.name: at for at, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[3].fields)}
+
+
 def manifests_in(
-    listed: InputFile, budget: AvroBudget, *, version: Literal[2, 3] = DEFAULT_READ_VERSION
+    listed: InputFile, budget: AvroBudget, *, version: Version = DEFAULT_READ_VERSION
 ) -> Iterator[ManifestFile]:
-    """The manifests in a manifest list, with the fields of a format version.   Raises: those in `UNREADABLE`."""
+    """The manifests that a manifest list names.   Raises: those in `UNREADABLE`."""
     with BoundedAvroFile[ManifestFile](
         listed,
         budget,
@@ -192,9 +206,13 @@ def manifests_in(
 
 
 def entries_in(
-    file: InputFile, manifest: ManifestFile, budget: AvroBudget, *, version: Literal[2, 3] = DEFAULT_READ_VERSION
+    file: InputFile, manifest: ManifestFile, budget: AvroBudget, *, version: Version = DEFAULT_READ_VERSION
 ) -> Iterator[ManifestEntry]:
-    """The live entries of a manifest, with the fields of a format version.   Raises: those in `UNREADABLE`."""
+    """The live entries of a manifest, with the fields of a format version.   Raises: those in `UNREADABLE`.
+
+    Row ids of data files are inherited if the manifest was read with the fields of version 3 too.
+    """
+    next_id = field_of(manifest, "first_row_id")
     with BoundedAvroFile[ManifestEntry](
         file,
         budget,
@@ -204,7 +222,88 @@ def entries_in(
     ) as found:
         for entry in found:
             if entry.status != ManifestEntryStatus.DELETED:
+                if version == 3 and manifest.content == ManifestContent.DATA:
+                    data = entry.data_file
+                    first, next_id = inherited_row_id(field_of(data, "first_row_id"), data.record_count, next_id)
+                    data[_DATA_FILE_AT["first_row_id"]] = first
                 yield _inherit_from_manifest(entry, manifest)
+
+
+def field_of(record: Record, name: str) -> Any:
+    """A field that version 3 has added to a data file or a manifest; None in a record of an earlier version."""
+    at = (_DATA_FILE_AT if isinstance(record, DataFile) else _MANIFEST_AT)[name]
+    return record[at] if at < len(record) else None
+
+
+class _RowIdManifestWriter(ManifestWriterV2):
+    @property
+    def version(self) -> Version:
+        return 3
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        schema = self._with_partition(3)
+        return AvroOutputFile(self._output_file, schema, "manifest_entry", schema, self._meta)
+
+
+def manifest_writer(
+    version: Version, spec: PartitionSpec, schema: Schema, output: OutputFile, snapshot_id: int
+) -> ManifestWriter:
+    """A writer of a data manifest. Its entries have the fields of that version."""
+    kind = _RowIdManifestWriter if version == 3 else ManifestWriterV2
+    return kind(spec, schema, output, snapshot_id, CODEC)
+
+
+class RowIdListWriter(ManifestListWriterV2):
+    """A writer of a manifest list, which gives a row id to each data manifest that has none.
+
+    `next_row_id`: the next unused id. It begins as the snapshot's first row id, and the difference is its `added-rows`.
+    """
+
+    def __init__(
+        self, output: OutputFile, snapshot_id: int, parent: int | None, number: int, first_row_id: int
+    ) -> None:
+        super().__init__(output, snapshot_id, parent, number, CODEC)
+        self._format_version = 3
+        self._meta |= {"format-version": "3", "first-row-id": str(first_row_id)}
+        self.next_row_id = first_row_id
+
+    def __enter__(self) -> RowIdListWriter:
+        schema = MANIFEST_LIST_FILE_SCHEMAS[3]
+        self._writer = AvroOutputFile(self._output_file, schema, "manifest_file", schema, self._meta)
+        self._writer.__enter__()
+        return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        """The manifest as it is listed, with its first row id."""
+        new = super().prepare_manifest(manifest_file)
+        rows = (new.added_rows_count or 0) + (new.existing_rows_count or 0)
+        is_data = new.content == ManifestContent.DATA
+        first, self.next_row_id = assigned_row_id(field_of(new, "first_row_id"), is_data, rows, self.next_row_id)
+        at = _MANIFEST_AT["first_row_id"]
+        return ManifestFile(*(new[n] for n in range(at)), first)
+
+
+def write_manifest_list(
+    version: Version,
+    output: OutputFile,
+    snapshot: tuple[int, int | None, int],
+    next_row_id: int | None,
+    manifests: list[ManifestFile],
+) -> dict[str, int]:
+    """Write the manifest list of a snapshot (its id, its parent, its sequence number).
+
+    Returns the fields of the snapshot that version 3 has added: `first-row-id` and `added-rows`.
+    """
+    if version != 3:
+        with ManifestListWriterV2(output, *snapshot, CODEC) as writer:
+            if manifests:
+                writer.add_manifests(manifests)
+        return {}
+    first = next_row_id or 0
+    with RowIdListWriter(output, *snapshot, first) as rows:
+        if manifests:
+            rows.add_manifests(manifests)
+    return {"first-row-id": first, "added-rows": rows.next_row_id - first}
 
 
 def _check_schema(text: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
@@ -26,8 +26,6 @@ from pyiceberg.manifest import (
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
-    write_manifest,
-    write_manifest_list,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -35,14 +33,21 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from limpet import records
-from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
+from limpet.catalog.iceberg.avro import (
+    AvroBudget,
+    entries_in,
+    manifest_writer,
+    manifests_in,
+    readable,
+    write_manifest_list,
+)
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import METADATA_BYTES_MAX, Document
 from limpet.errors import Unsupported
 from limpet.events.parquet import write_table
 
 FORMAT_VERSION: Final = 2
-CODEC: Final = "deflate"
+"""The version of a table that is created here. One that was upgraded to version 3 stays so."""
 SOURCE, COLUMNS = "limpet.source", "limpet.columns"
 
 
@@ -97,6 +102,11 @@ class Contents:
         return self.table.location
 
     @property
+    def version(self) -> Literal[2, 3]:
+        """The format version in which its manifests are written."""
+        return 3 if self.table.format_version == 3 else 2
+
+    @property
     def is_of_source(self) -> bool:
         """Whether the table was created from this source."""
         return self.table.properties.get(SOURCE) == self.source
@@ -126,16 +136,14 @@ def stage_request(name: str, source: str, columns: Sequence[Column]) -> dict[str
 def contents_of(
     metadata: bytes, source: str, columns: Sequence[Column], fetch: Fetch, *, is_staged: bool = False
 ) -> Contents:
-    """The content of a table.   Raises: Corrupt; Unsupported for a later format version; what `fetch` raises.
+    """The content of a table.   Raises: Corrupt; Unsupported for an encrypted table; what `fetch` raises.
 
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest, of which we write one.
     """
-    table = table_of(Document(metadata))
-    if table.format_version > FORMAT_VERSION:
-        raise Unsupported(
-            f"the table has format version {table.format_version}; limpet writes version {FORMAT_VERSION} only",
-            hint="publish to a new table",
-        )
+    document = Document(metadata)
+    table = table_of(document)
+    if document.json().get("encryption-keys"):
+        raise Unsupported("the table is encrypted; limpet has no keys", hint="publish to a new table")
     schema = _schema(columns, _ids(table, columns))
     snapshot = table.current_snapshot()
     files: list[File] = []
@@ -144,7 +152,7 @@ def contents_of(
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         ids = {field.name: field.field_id for field in schema.fields}
         may_stay = summary.get(SOURCE) == source and _ids_in(summary.get(COLUMNS, "null")).items() <= ids.items()
-        files = _files(snapshot.manifest_list, fetch)
+        files = _files(snapshot.manifest_list, fetch, 3 if table.format_version == 3 else 2)
     return Contents(table, source, schema, files, may_stay, is_staged)
 
 
@@ -165,6 +173,7 @@ def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
         collected[0], compute_statistics_plan(schema, contents.table.properties), parquet_path_to_id_mapping(schema)
     )
     made = DataFile.from_args(
+        contents.version,
         content=DataFileContent.DATA,
         file_path=url,
         file_format=FileFormat.PARQUET,
@@ -189,7 +198,7 @@ def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict
         folder = f"{table.location}/metadata"
         manifest = Output(f"{folder}/{stamp.snapshot_id}-{stamp.unique}-m0.avro")
         listed = Output(f"{folder}/snap-{stamp.snapshot_id}-{stamp.unique}.avro")
-        _write_manifests(contents, files, stamp.snapshot_id, manifest, listed)
+        lineage = _write_manifests(contents, files, stamp.snapshot_id, manifest, listed)
         writes = {output.location: output.data for output in (manifest, listed) if output.data}
         snapshot = {
             "snapshot-id": stamp.snapshot_id,
@@ -199,6 +208,7 @@ def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict
             "manifest-list": listed.location,
             "summary": _summary(contents, files),
             "schema-id": schema_id,
+            **lineage,
         }
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": stamp.snapshot_id}
         updates += [{"action": "add-snapshot", "snapshot": snapshot}, {"action": "set-snapshot-ref", **ref}]
@@ -297,35 +307,38 @@ def _requirements(contents: Contents) -> list[dict[str, Any]]:
 # ---- manifests ----
 
 
-def _files(manifest_list: str, fetch: Fetch) -> list[File]:
+def _files(manifest_list: str, fetch: Fetch, version: Literal[2, 3]) -> list[File]:
     """The data files of a snapshot. Delete files are skipped: our snapshots do not keep them."""
     found: list[File] = []
     budget = AvroBudget()
     with readable(manifest_list):
-        for manifest in manifests_in(Input(manifest_list, fetch), budget):
+        for manifest in manifests_in(Input(manifest_list, fetch), budget, version=version):
             if manifest.content == ManifestContent.DATA:
-                for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
+                for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget, version=version):
                     data = entry.data_file
                     found.append(File(data.file_path, data.record_count, data.file_size_in_bytes, entry))
     return found
 
 
-def _write_manifests(contents: Contents, files: TableFiles, snapshot_id: int, manifest: Output, listed: Output) -> None:
-    table, spec = contents.table, UNPARTITIONED_PARTITION_SPEC
+def _write_manifests(
+    contents: Contents, files: TableFiles, snapshot_id: int, manifest: Output, listed: Output
+) -> dict[str, int]:
+    """Write the manifest, if it has entries, and the list; returns fields of the snapshot (`write_manifest_list`)."""
+    table, spec, version = contents.table, UNPARTITIONED_PARTITION_SPEC, contents.version
     # other programs may have set a partition spec; files of that spec cannot be in this manifest
     gone = [file for file in files.drop if file.entry.data_file.spec_id == spec.spec_id]
-    parent, number = table.current_snapshot_id, table.next_sequence_number()
-    with write_manifest_list(FORMAT_VERSION, listed, snapshot_id, parent, number, CODEC) as list_writer:
-        if not (files.keep or files.add or gone):
-            return
-        with write_manifest(FORMAT_VERSION, spec, contents.schema, manifest, snapshot_id, CODEC) as writer:
+    manifests = []
+    if files.keep or files.add or gone:
+        with manifest_writer(version, spec, contents.schema, manifest, snapshot_id) as writer:
             for file in files.keep:
                 writer.existing(file.entry)
             for file in files.add:
                 writer.add(file.entry)
             for file in gone:
                 writer.delete(file.entry)
-        list_writer.add_manifests([writer.to_manifest_file()])
+        manifests = [writer.to_manifest_file()]
+    identity = (snapshot_id, table.current_snapshot_id, table.next_sequence_number())
+    return write_manifest_list(version, listed, identity, getattr(table, "next_row_id", None), manifests)
 
 
 def _summary(contents: Contents, files: TableFiles) -> dict[str, str]:

@@ -1,18 +1,24 @@
 """The files of a table, for maintenance: all that a snapshot needs, and small data files rewritten as large ones.
 
-A rewrite is a snapshot with the operation `replace`: the same rows in other files. Position deletes are applied, and
-dropped when no remaining file needs them. Manifests without a rewritten file stay as they are.
+A rewrite is a snapshot with the operation `replace`: the same rows in other files. Position deletes and deletion
+vectors are applied, and dropped when no remaining file needs them. Manifests without a rewritten file stay as they are.
+In format version 3 a row keeps its id and the sequence number of its last change: both become columns of the new file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, Literal
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO, InputFile, OutputFile
-from pyiceberg.io.pyarrow import ArrowScan, write_file
+from pyiceberg.io.pyarrow import ArrowScan, _read_deletes, write_file
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -21,22 +27,34 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    write_manifest,
-    write_manifest_list,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, WriteTask
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import LongType, NestedField
 
-from limpet.catalog.iceberg.avro import AvroBudget, entries_in, manifests_in, readable
-from limpet.catalog.iceberg.files import CODEC, Fetch, Input, Output, Stamp
+from limpet.catalog.iceberg.avro import (
+    AvroBudget,
+    entries_in,
+    field_of,
+    manifest_writer,
+    manifests_in,
+    readable,
+    write_manifest_list,
+)
+from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
+from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
 from limpet.errors import Unsupported
 
-FORMAT_VERSION: Final = 2
 FILES_MAX = 1_000_000
+ROW_ID: Final = "_row_id"
+CHANGED_IN: Final = "_last_updated_sequence_number"
+LINEAGE = (NestedField(2147483540, ROW_ID, LongType()), NestedField(2147483539, CHANGED_IN, LongType()))
+"""Columns that Iceberg reserves; both are optional."""
 
 _OTHER_PLACES = ("write.py-location-provider.impl", "write.object-storage.enabled", "write.format.default")
 """Properties that would have PyIceberg write the files elsewhere, in another format, or by code of its owner."""
@@ -88,9 +106,13 @@ class NeededFiles:
 # ---- compaction ----
 
 
+FileState = tuple[frozenset[str], int | None]
+"""What decides the rows of a data file and their ids: the deletes that apply to it, and the id of its first row."""
+
+
 @dataclass(slots=True)
 class LiveDataFile:
-    """A data file of the current snapshot, the manifest that lists it, and the delete files that apply to it."""
+    """A data file of the current snapshot, the manifest that lists it, and the deletes that apply to it."""
 
     entry: ManifestEntry
     manifest: str
@@ -102,17 +124,23 @@ class LiveDataFile:
         path: str = self.entry.data_file.file_path
         return path
 
+    @property
+    def state(self) -> FileState:
+        """Its state in this snapshot."""
+        return self.deletes, field_of(self.entry.data_file, "first_row_id")
+
 
 @dataclass(slots=True)
 class CurrentFiles:
-    """The current snapshot of a table's main branch: its manifests, data files, and delete files by URL."""
+    """The current snapshot of a table's main branch: its manifests, data files, and deletes (`_delete_id`)."""
 
     table: TableMetadata
+    version: Literal[2, 3]
     manifests: list[ManifestFile] = field(default_factory=list)
     data: list[LiveDataFile] = field(default_factory=list)
     deletes: dict[str, DataFile] = field(default_factory=dict)
     deletes_in: dict[str, list[str]] = field(default_factory=dict)
-    """By delete manifest, the delete files in it."""
+    """By delete manifest, the deletes in it."""
 
     def candidates(self, is_readable: Callable[[str], bool]) -> list[RewriteCandidate]:
         """The Parquet files of the current partition spec that can be read, in the order of the manifests."""
@@ -130,15 +158,14 @@ class CurrentFiles:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGroup:
-    """Data files that are replaced, with the delete files that were applied to each, and the new file (None: no row is
-    left)."""
+    """Data files that are replaced, with the state of each, and the new file (None: no row is left)."""
 
-    old: Mapping[str, frozenset[str]]
+    old: Mapping[str, FileState]
     new: DataFile | None
 
     def still_holds(self, current: CurrentFiles) -> bool:
-        """Whether the table still has the old files, with the same deletes: then the new file has the same rows."""
-        live = {file.url: file.deletes for file in current.data if file.url in self.old}
+        """Whether the table still has the old files in the same state: then the new file has the same rows."""
+        live = {file.url: file.state for file in current.data if file.url in self.old}
         return live == self.old
 
 
@@ -148,38 +175,75 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     Raises: Unsupported for a table that cannot be rewritten; Corrupt; what `fetch` raises.
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest.
     """
-    table = table_of(Document(metadata))
-    if table.format_version != FORMAT_VERSION:
-        raise Unsupported(
-            f"{what} has format version {table.format_version}; limpet rewrites files of version {FORMAT_VERSION} only",
-            hint="compact it with Spark" if table.format_version > FORMAT_VERSION else "upgrade it to version 2",
-        )
-    found = CurrentFiles(table)
+    table = _rewritable(Document(metadata), what)
+    version: Literal[2, 3] = 3 if table.format_version == 3 else 2
+    found = CurrentFiles(table, version)
     snapshot = table.snapshot_by_name(MAIN)
     if snapshot is None:
         return found
     index, budget = DeleteFileIndex(), AvroBudget()
+    vectors: dict[str, tuple[int, str]] = {}
     with readable(what):
-        for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget):
+        for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget, version=version):
             found.manifests.append(manifest)
-            for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget):
-                entry.data_file.spec_id = manifest.partition_spec_id
+            for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget, version=version):
+                data = entry.data_file
+                data.spec_id = manifest.partition_spec_id
+                if data.key_metadata is not None:
+                    raise _encrypted(what)
                 if manifest.content == ManifestContent.DATA:
                     found.data.append(LiveDataFile(entry, manifest.manifest_path, frozenset()))
                     continue
-                if entry.data_file.content != DataFileContent.POSITION_DELETES:
+                if data.content != DataFileContent.POSITION_DELETES:
                     raise Unsupported(
                         f"{what} has equality deletes, which limpet does not apply",
                         hint="compact it with the engine that writes them, such as Spark",
                     )
-                index.add_delete_file(entry, partition_key=entry.data_file.partition)
-                found.deletes[entry.data_file.file_path] = entry.data_file
-                found.deletes_in.setdefault(manifest.manifest_path, []).append(entry.data_file.file_path)
+                id_ = _delete_id(data)
+                if data.file_format == FileFormat.PUFFIN:
+                    vectors[field_of(data, "referenced_data_file")] = (entry.sequence_number or 0, id_)
+                else:
+                    index.add_delete_file(entry, partition_key=data.partition)
+                found.deletes[id_] = data
+                found.deletes_in.setdefault(manifest.manifest_path, []).append(id_)
         for file in found.data if found.deletes else ():
-            data = file.entry.data_file
-            applied = index.for_data_file(file.entry.sequence_number or 0, data, partition_key=data.partition)
-            file.deletes = frozenset(each.file_path for each in applied)
+            data, number = file.entry.data_file, file.entry.sequence_number or 0
+            applied = index.for_data_file(number, data, partition_key=data.partition)
+            file.deletes = frozenset(_delete_id(each) for each in applied)
+            added, id_ = vectors.get(file.url, (-1, ""))
+            if added >= number:  # it holds all earlier position deletes of the file too
+                file.deletes = frozenset((id_,))
     return found
+
+
+def _rewritable(document: Document, what: str) -> TableMetadata:
+    """The metadata of a table whose files can be rewritten without loss.   Raises: Unsupported; Corrupt."""
+    table = table_of(document)
+    if table.format_version == 1:
+        raise Unsupported(
+            f"{what} has format version 1; limpet rewrites files of versions 2 and 3 only", hint="upgrade it"
+        )
+    if table.format_version == 3:
+        if document.json().get("encryption-keys"):
+            raise _encrypted(what)
+        columns = columns_of(table.schema().model_dump(mode="json")).values()
+        lost = [each.name for each in columns if each.kind in NO_DEFAULT or each.name in (ROW_ID, CHANGED_IN)]
+        if lost:
+            raise Unsupported(
+                f"{what} has the column {lost[0]!r}, which limpet cannot rewrite", hint="compact it with Spark"
+            )
+    return table
+
+
+def _encrypted(what: str) -> Unsupported:
+    return Unsupported(f"{what} is encrypted; limpet has no keys", hint="compact it with the engine that writes it")
+
+
+def _delete_id(file: DataFile) -> str:
+    """Identifies a delete file, or one deletion vector: a Puffin file may have those of many data files."""
+    if file.file_format != FileFormat.PUFFIN:
+        return str(file.file_path)
+    return f"{file.file_path}#{field_of(file, 'content_offset')}"
 
 
 def rewritten(
@@ -187,22 +251,166 @@ def rewritten(
 ) -> tuple[RewrittenGroup, dict[str, bytes]]:
     """One file with the rows of a group, by URL; nothing to write if no row is left. It has all rows in memory.
 
-    Raises: Corrupt; what `fetch` raises.   Cost: 1 `fetch` of each data file and delete file.
+    Raises: Corrupt; what `fetch` raises.
+    Cost: 1 `fetch` of each data file and delete file; in version 3 of a delete file 1 for each of its data files.
     """
-    table = current.table
-    old = {file.url: file.deletes for file in group}
+    table = _with_lineage_columns(current.table) if current.version == 3 else current.table
+    old = {file.url: file.state for file in group}
     io = _CapturedFiles(fetch)
-    tasks = [FileScanTask(file.entry.data_file, {current.deletes[url] for url in file.deletes}) for file in group]
     with readable(what):
         scan = ArrowScan(table, io, table.schema(), AlwaysTrue())
-        batches = [batch for batch in scan.to_record_batches(tasks) if batch.num_rows]
+        batches = [
+            batch
+            for file in group
+            for batch in (_traced(scan, current, file, io) if current.version == 3 else _plain(scan, current, file))
+            if batch.num_rows
+        ]
         if not batches:
             return RewrittenGroup(old, None), {}
         task = WriteTask(_as_uuid(uuid), 0, table.schema(), batches)
         (made,) = write_file(io, _writing_to_data(table), iter([task]))
     first = group[0].entry.data_file
-    new = _with_partition(made, first.partition, first.spec_id)
+    new = _with_partition(made, first.partition, first.spec_id, current.version)
     return RewrittenGroup(old, new), io.written()
+
+
+def _plain(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile) -> Iterator[Any]:
+    """The rows of a file of version 2 that are not deleted."""
+    deletes = {current.deletes[id_] for id_ in file.deletes}
+    return scan.to_record_batches([FileScanTask(file.entry.data_file, deletes)])
+
+
+# ---- row lineage and deletion vectors: format version 3 ----
+
+
+def _with_lineage_columns(table: TableMetadata) -> TableMetadata:
+    schema = table.schema()
+    longer = Schema(*schema.fields, *LINEAGE, schema_id=schema.schema_id)
+    others = [each for each in table.schemas if each.schema_id != schema.schema_id]
+    return table.model_copy(update={"schemas": [*others, longer]})
+
+
+def _traced(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile, io: FileIO) -> Iterator[Any]:
+    """The rows of a file that are not deleted, each with its id and the sequence number of its last change.
+
+    A row whose id is null in the file has the position after the file's first row id; a file that no snapshot of
+    version 3 has listed has no first id, and its rows get one with this commit.   Raises: ValueError.
+    """
+    data, first = file.entry.data_file, field_of(file.entry.data_file, "first_row_id")
+    gone = pa.array(_deleted_rows(current, file, io), pa.int64())
+    at = 0
+    for batch in scan.to_record_batches([FileScanTask(data)]):
+        places = pa.array(range(at, at + batch.num_rows), pa.int64())
+        at += batch.num_rows
+        ids, numbers = batch.column(ROW_ID), batch.column(CHANGED_IN)
+        if first is not None:
+            ids = pc.coalesce(ids, pc.add_checked(places, pa.scalar(first, pa.int64())))
+        numbers = pc.coalesce(numbers, pa.scalar(file.entry.sequence_number, pa.int64()))
+        columns = [*batch.columns[: -len(LINEAGE)], ids, numbers]
+        traced = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+        yield traced.filter(pc.invert(pc.is_in(places, value_set=gone))) if len(gone) else traced
+    if at != data.record_count:
+        raise ValueError(f"a data file has {at} rows, not {data.record_count}")
+
+
+def _deleted_rows(current: CurrentFiles, file: LiveDataFile, io: FileIO) -> list[int]:
+    """The positions of the rows of a file that are deleted.   Raises: ValueError; what PyIceberg raises."""
+    found: list[int] = []
+    for id_ in file.deletes:
+        deletes = current.deletes[id_]
+        if deletes.file_format != FileFormat.PUFFIN:
+            positions = _read_deletes(io, deletes).get(file.url)
+            found += [] if positions is None else positions.to_pylist()
+            continue
+        with io.new_input(deletes.file_path).open() as stream:
+            puffin = stream.read()
+        start, size = field_of(deletes, "content_offset"), field_of(deletes, "content_size_in_bytes")
+        if not 0 <= start < start + size <= len(puffin):
+            raise ValueError("a deletion vector is not inside its file")
+        found += vector_positions(puffin[start : start + size], file.entry.data_file.record_count)
+    return found
+
+
+_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+_WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
+_CONTAINER_BITS = 16
+_ARRAY_MAX = 4096
+_OFFSETS_FROM = 4
+
+
+def vector_positions(blob: bytes, rows: int) -> list[int]:
+    """The positions in a deletion vector (`deletion-vector-v1` of the Puffin specification) of a file with `rows` rows.
+
+    They are in order, and at most `rows`, however few bytes the blob has.   Raises: ValueError if it is damaged.
+    """
+    vector = blob[4:-4]
+    sums = struct.pack(">I", len(vector)), struct.pack(">I", zlib.crc32(vector))
+    if (blob[:4], blob[-4:]) != sums or vector[:4] != _VECTOR_MAGIC:
+        raise ValueError("a deletion vector is damaged")
+    rest = _NumberReader(vector[4:])
+    (count,) = rest.take("Q")
+    if count == 0:
+        return []
+    key, cookie = rest.take("II")
+    if count != 1 or key != 0:
+        raise ValueError("a deletion vector is for more rows than a file has")
+    runs = b""
+    if cookie & 0xFFFF == _WITH_RUNS:
+        size = (cookie >> 16) + 1
+        runs = bytes(rest.take(f"{(size + 7) // 8}B"))
+    elif cookie == _WITHOUT_RUNS:
+        (size,) = rest.take("I")
+    else:
+        raise ValueError("a deletion vector has an unknown format")
+    if size > 1 << _CONTAINER_BITS:
+        raise ValueError("a deletion vector is too long")
+    heads = rest.take(f"{2 * size}H")
+    if not runs or size >= _OFFSETS_FROM:
+        rest.take(f"{size}I")
+    found: list[int] = []
+    for nth in range(size):
+        base = heads[2 * nth] << _CONTAINER_BITS
+        if base >= rows or (found and base <= found[-1]):
+            raise ValueError("a deletion vector names rows that the file has not")
+        is_run = bool(runs and runs[nth // 8] >> nth % 8 & 1)
+        found += [base + low for low in _container(rest, heads[2 * nth + 1] + 1, is_run)]
+    if found and (found[-1] >= rows or any(one >= other for one, other in pairwise(found))):
+        raise ValueError("a deletion vector names rows that the file has not")
+    return found
+
+
+def _container(rest: _NumberReader, count: int, is_run: bool) -> list[int]:
+    """The low 16 bits of positions: runs, or a sorted list, or 65,536 bits."""
+    if is_run:
+        (number,) = rest.take("H")
+        pairs = rest.take(f"{2 * number}H")
+        spans = [range(start, start + more + 1) for start, more in zip(pairs[::2], pairs[1::2], strict=True)]
+        if sum(map(len, spans)) > 1 << _CONTAINER_BITS:
+            raise ValueError("a deletion vector has runs that overlap")
+        return [low for span in spans for low in span]
+    if count <= _ARRAY_MAX:
+        return list(rest.take(f"{count}H"))
+    words = rest.take(f"{(1 << _CONTAINER_BITS) // 64}Q")
+    return [64 * nth + bit for nth, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
+
+
+class _NumberReader:
+    """Little-endian numbers, one after the other.   Raises: ValueError at the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, layout: str) -> tuple[int, ...]:
+        """The next numbers."""
+        size = struct.calcsize(f"<{layout}")
+        if size > len(self._data) - self._at:
+            raise ValueError("a deletion vector ends too early")
+        self._at += size
+        return struct.unpack_from(f"<{layout}", self._data, self._at - size)
+
+
+# ---- the commit ----
 
 
 def _as_uuid(text: str) -> Any:
@@ -217,8 +425,9 @@ def _writing_to_data(table: TableMetadata) -> TableMetadata:
     return table.model_copy(update={"properties": properties})
 
 
-def _with_partition(made: DataFile, partition: Any, spec_id: int) -> DataFile:
+def _with_partition(made: DataFile, partition: Any, spec_id: int, version: Literal[2, 3]) -> DataFile:
     return DataFile.from_args(
+        version,
         content=made.content,
         file_path=made.file_path,
         file_format=made.file_format,
@@ -247,10 +456,13 @@ def replacing_commit(
     gone = {url for each in done for url in each.old}
     needed = {url for file in current.data if file.url not in gone for url in file.deletes}
     parent, number = table.current_snapshot_id, table.next_sequence_number()
-    with write_manifest_list(FORMAT_VERSION, listed, stamp.snapshot_id, parent, number, CODEC) as lists:
-        lists.add_manifests(
-            [_new_manifest(current, done, stamp.snapshot_id, manifest), *_kept_manifests(current, gone, needed)]
-        )
+    lineage = write_manifest_list(
+        current.version,
+        listed,
+        (stamp.snapshot_id, parent, number),
+        getattr(table, "next_row_id", None),
+        [_new_manifest(current, done, stamp.snapshot_id, manifest), *_kept_manifests(current, gone, needed)],
+    )
     snapshot = {
         "snapshot-id": stamp.snapshot_id,
         "parent-snapshot-id": parent,
@@ -259,6 +471,7 @@ def replacing_commit(
         "manifest-list": listed.location,
         "summary": _summary(current, done, gone, needed),
         "schema-id": table.current_schema_id,
+        **lineage,
     }
     request = {
         "requirements": [
@@ -280,7 +493,7 @@ def _new_manifest(
     gone = {url for each in done for url in each.old}
     touched = {file.manifest for file in current.data if file.url in gone}
     table = current.table
-    with write_manifest(FORMAT_VERSION, table.spec(), table.schema(), output, snapshot_id, CODEC) as writer:
+    with manifest_writer(current.version, table.spec(), table.schema(), output, snapshot_id) as writer:
         for file in current.data:
             if file.url in gone:
                 writer.delete(file.entry)

@@ -140,7 +140,7 @@ _PRIMITIVES = frozenset(
     ("boolean", "int", "long", "float", "double", "date", "time", "timestamp", "timestamptz", "string", "uuid",
      "binary", "timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 )  # fmt: skip
-_NO_DEFAULT = frozenset(("unknown", "variant", "geometry", "geography"))
+NO_DEFAULT = frozenset(("unknown", "variant", "geometry", "geography"))
 _WITH_PARAMETERS = re.compile(
     r"""(?P<decimal>decimal\(\s*(?P<precision>\d{1,2})\s*,\s*(?P<scale>\d{1,2})\s*\))
     | (?P<fixed>fixed\[\s*(?P<length>\d{1,9})\s*\])
@@ -207,7 +207,7 @@ def _check_identifier(id_: int, columns: Mapping[int, SchemaColumn]) -> None:
     column = columns.get(id_)
     if column is None:
         raise Invalid(f"Cannot add fieldId {id_} as an identifier field: field does not exist")
-    if not column.in_struct or column.kind in ("struct", "list", "map", "float", "double", *_NO_DEFAULT):
+    if not column.in_struct or column.kind in ("struct", "list", "map", "float", "double", *NO_DEFAULT):
         raise Invalid(f"Cannot add field {column.name} as an identifier field: its type cannot identify a row")
     if not column.required:
         raise Invalid(f"Cannot add field {column.name} as an identifier field: not a required field")
@@ -281,7 +281,7 @@ _DEFAULTS: Mapping[str, Callable[[Any], bool]] = {
 def _check_default(type_: Any, value: Any, what: str, depth: int) -> None:
     """Check a default value.   Raises: Invalid."""
     kind = kind_of(type_)
-    if kind in _NO_DEFAULT:
+    if kind in NO_DEFAULT:
         raise Invalid(f"{what} must be null: its type is {kind}")
     if kind == "list" and isinstance(value, list) and depth < DEPTH_MAX:
         for each in value:

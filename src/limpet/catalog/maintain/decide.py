@@ -244,6 +244,26 @@ def rewrite_groups(
     return [group for group in found if len(group) >= min_files or any(file.has_deletes for file in group)]
 
 
+# ---- row ids: format version 3 ----
+
+
+def inherited_row_id(own: int | None, rows: int, next_id: int | None) -> tuple[int | None, int | None]:
+    """The first row id of a data file, and the id for the next file of its manifest that has none.
+
+    `next_id` begins as the manifest's first row id. Without one, rows have no ids: no snapshot of version 3 lists it.
+    """
+    if next_id is None:
+        return None, None
+    return (next_id, next_id + rows) if own is None else (own, next_id)
+
+
+def assigned_row_id(own: int | None, is_data: bool, rows: int, next_id: int) -> tuple[int | None, int]:
+    """The first row id of a manifest in a new manifest list, and the next unused id. Ids once assigned stay."""
+    if not is_data or own is not None:
+        return own, next_id
+    return next_id, next_id + rows
+
+
 # ---- orphans ----
 
 

@@ -233,12 +233,13 @@ class TableMaintenance(TableChange):
     def compact(
         self, *, target_bytes: int = TARGET_BYTES, min_files: int = MIN_FILES, dry_run: bool = False
     ) -> CompactionReport:
-        """Rewrite small data files of the main branch as files of about `target_bytes`, and apply position deletes.
+        """Rewrite small data files of the main branch as files of about `target_bytes`, and apply deletes.
 
         Only files of the current partition spec, in Parquet, are rewritten; a group has `min_files` or more of one
         partition, or a file with deletes. After a conflict, files whose rows have not changed are not rewritten again.
-        Raises: NoSuchTable; Invalid; Unsupported for equality deletes, and for format version 1 or 3; NotLeader;
-        Corrupt; OutcomeUnknown (run it again); Unavailable.
+        Rows of a table of format version 3 keep their ids, and the sequence number of their last change.
+        Raises: NoSuchTable; Invalid; Unsupported for equality deletes, encrypted tables, format version 1, and columns
+        of types that PyIceberg cannot write; NotLeader; Corrupt; OutcomeUnknown (run it again); Unavailable.
         Cost: 2 GETs of the catalog, 1 GET of the manifest list and each manifest; for each group 1 GET of each file and
         its deletes and 1 PUT; for each 16 groups 2 PUTs, the lead and a commit.
         Crash: the table is the old one or the new one. Unused files may remain; `remove_orphans` deletes them.
