@@ -50,6 +50,7 @@ from limpet.errors import Corrupt
 D = TypeVar("D", bound=StructProtocol)
 
 CODEC: Final = "deflate"
+ROW_ID_MAX = (1 << 63) - 1
 UNPACKED_BYTES_MAX = 64 << 20
 """Decompressed bytes of all manifests of a snapshot: about 80,000 files with the statistics of ten columns."""
 VALUES_MAX = 4_000_000
@@ -225,6 +226,8 @@ def entries_in(
                 if version == 3 and manifest.content == ManifestContent.DATA:
                     data = entry.data_file
                     first, next_id = inherited_row_id(field_of(data, "first_row_id"), data.record_count, next_id)
+                    if not all(0 <= (row_id or 0) <= ROW_ID_MAX for row_id in (first, next_id)):
+                        raise ValueError(f"the row ids of a manifest are not between 0 and {ROW_ID_MAX}")
                     data[_DATA_FILE_AT["first_row_id"]] = first
                 yield _inherit_from_manifest(entry, manifest)
 

@@ -22,8 +22,6 @@ from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.conversions import to_json
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import (
-    DATA_FILE_TYPE,
-    MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
     ManifestContent,
@@ -53,7 +51,7 @@ from pyiceberg.types import (
 )
 
 from limpet import records
-from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in, readable
+from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.files import Fetch, Input
 from limpet.catalog.iceberg.scan import FetchedFiles
 from limpet.catalog.iceberg.schemas import kebab_names
@@ -78,9 +76,6 @@ PLAN_S = 20.0
 
 Json = dict[str, Any]
 
-_PLACES = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[3].fields)}
-_FIRST_ROW_ID = len(MANIFEST_LIST_FILE_SCHEMAS[3].fields) - 1
-_ROW_ID_MAX = (1 << 63) - 1
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
@@ -252,9 +247,9 @@ class _PlanReader:
             applied = deletes.for_data_file(entry.sequence_number or 0, data, partition_key=data.partition)
             references = []
             for each in sorted(applied, key=lambda file: str(file.file_path)):
-                if _optional(each, "referenced_data_file") not in (None, data.file_path):
+                if field_of(each, "referenced_data_file") not in (None, data.file_path):
                     continue  # a deletion vector of another file
-                key = f"{each.file_path} {_optional(each, 'content_offset')}"
+                key = f"{each.file_path} {field_of(each, 'content_offset')}"
                 if key not in files:
                     files[key] = len(files), self._file(each)
                 references.append(files[key][0])
@@ -291,16 +286,10 @@ class _PlanReader:
         return [*found.values()]
 
     def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """The live entries of a manifest. Data files without a first row id inherit it from their manifest."""
-        row_id = manifest[_FIRST_ROW_ID]
+        """The live entries of a manifest."""
         for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, self._budget, version=3):
             self._check_time()
             entry.data_file.spec_id = manifest.partition_spec_id
-            if row_id is not None and _optional(entry.data_file, "first_row_id") is None:
-                entry.data_file[_PLACES["first_row_id"]] = row_id
-                row_id += entry.data_file.record_count
-                if not 0 <= row_id <= _ROW_ID_MAX:
-                    raise ValueError(f"row ids end at {_ROW_ID_MAX}")
             yield entry
 
     def _check_time(self) -> None:
@@ -349,10 +338,10 @@ class _PlanReader:
             "key-metadata": _hex(file.key_metadata) if file.key_metadata else None,
         }
         if is_data:
-            optional["first-row-id"] = _optional(file, "first_row_id")
+            optional["first-row-id"] = field_of(file, "first_row_id")
         else:
             names = ("referenced-data-file", "content-offset", "content-size-in-bytes")
-            optional |= {name: _optional(file, name.replace("-", "_")) for name in names}
+            optional |= {name: field_of(file, name.replace("-", "_")) for name in names}
         if is_data and self._stats:
             for name in ("column-sizes", "value-counts", "null-value-counts", "nan-value-counts"):
                 counts = {
@@ -449,11 +438,6 @@ def _to_json(kind: Any, value: Any) -> Any:
 
 def _hex(value: bytes) -> str:
     return value.hex().upper()
-
-
-def _optional(file: DataFile, name: str) -> Any:
-    """A field of version 3, for which PyIceberg's class has no property."""
-    return file[_PLACES[name]]
 
 
 def _line(error: BaseException) -> str:
