@@ -19,6 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestampNanoType
 
 import limpet
+from catalog.test_catalog_v3 import FIELDS, KEY, ORDER, SPEC, WIDE
 from clients.conftest import Served
 from clients.ducks import attached
 from limpet.app.query import fleet_sql
@@ -250,3 +251,53 @@ def test_an_index_is_published_to_a_table_of_version_3(served: Served, catalog: 
     assert len({row[-2] for row in after.values()}) == 21
     assert len(kept) >= 15, "of 256 shards one has changed"
     spans(catalog, namespace)
+
+
+def test_the_service_hands_on_what_was_sent(served: Served, namespace: str) -> None:
+    """Every type, default values, transforms of several columns, keys, statistics: over HTTP, and registered."""
+
+    def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{served.url}/v1/namespaces/{namespace}/{path}"
+        with urlopen(Request(url, data, {"Content-Type": "application/json"})) as answer:
+            return json.load(answer)
+
+    request = {"name": "t", "schema": WIDE, "partition-spec": SPEC, "write-order": ORDER, "properties": V3}
+    made = ask("tables", request)["metadata"]
+    assert made["schemas"][0]["fields"][:10] == FIELDS[:10]
+    assert (made["partition-specs"], made["sort-orders"]) == ([SPEC], [ORDER])
+    folder = f"{made['location']}/metadata"
+    new = {
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "timestamp-ms": made["last-updated-ms"],
+        "manifest-list": f"{folder}/1.avro",
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+        "first-row-id": 0,
+        "added-rows": 5,
+        "key-id": "k1",
+    }
+    blob = {"type": "my-blob-v1", "snapshot-id": 1, "sequence-number": 1, "fields": [1], "properties": {"ndv": "5"}}
+    stats = {
+        "snapshot-id": 1,
+        "statistics-path": f"{folder}/1.puffin",
+        "file-size-in-bytes": 9,
+        "file-footer-size-in-bytes": 3,
+        "blob-metadata": [blob],
+    }
+    updates = [
+        {"action": "add-encryption-key", "encryption-key": KEY},
+        {"action": "add-snapshot", "snapshot": new},
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
+        {"action": "set-statistics", "snapshot-id": 1, "statistics": stats},
+    ]
+    done = ask("tables/t", {"requirements": [], "updates": updates})
+    found = ask("tables/t")["metadata"]
+    assert found == done["metadata"]
+    assert (found["encryption-keys"], found["snapshots"], found["statistics"]) == ([KEY], [new], [stats])
+    assert found["next-row-id"] == 5
+    with urlopen(Request(f"{served.url}/v1/namespaces/{namespace}/tables/t", method="DELETE")) as gone:
+        assert gone.status == 204
+    again = ask("register", {"name": "r", "metadata-location": done["metadata-location"]})["metadata"]
+    assert again == found
