@@ -28,11 +28,11 @@ from pyiceberg.manifest import (
     ManifestEntryStatus,
     ManifestFile,
 )
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import FileScanTask, WriteTask
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimestamptzNanoType
 
 from limpet.catalog.iceberg.avro import (
     AvroBudget,
@@ -419,9 +419,15 @@ def _as_uuid(text: str) -> Any:
 
 
 def _writing_to_data(table: TableMetadata) -> TableMetadata:
-    """The table, with properties by which PyIceberg writes Parquet files right below its `data` folder."""
+    """The table, with properties by which PyIceberg writes Parquet files right below its `data` folder.
+
+    Columns in nanoseconds get no lower and upper bounds: PyArrow needs pandas for such a value.
+    """
     properties = {name: value for name, value in table.properties.items() if name not in _OTHER_PLACES}
     properties["write.data.path"] = f"{table.location.rstrip('/')}/data"
+    for id_, column in index_by_id(table.schema()).items():
+        if isinstance(column.field_type, TimestampNanoType | TimestamptzNanoType):
+            properties[f"write.metadata.metrics.column.{table.schema().find_column_name(id_)}"] = "counts"
     return table.model_copy(update={"properties": properties})
 
 
