@@ -103,6 +103,8 @@ def test_queues_that_are_exchanged_between_nodes_refuse_steps(tmp_path: Path) ->
         assert result.error is not None
         assert "queue 'report' is exchanged with other nodes, and steps are not" in result.error
         assert "keep durable tasks in a queue that is not supervised" in result.error
+        with pytest.raises(limpet.Unsupported, match="exchanged with other nodes"):
+            fleet.queue("report").signal(report.push().id, "approved")
         assert [stat.key for stat in fleet.store.list("queues") if "/steps/" in stat.key] == []
 
 

@@ -443,7 +443,8 @@ class Queue(Protocol):
     def signal(self, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a task, which `limpet.wait_signal` waits for; whether this call was the first of that name.
 
-        Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON.
+        Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON; Unsupported
+        where there are no steps.
         """
 
     def pause(self) -> None:

@@ -585,6 +585,14 @@ class Storage:
             self._journal = (self._journal and self._journal()) or NoJournal()
         return self._journal
 
+    def check_steps(self) -> None:
+        """Raises: Unsupported, if entries are exchanged with other nodes: steps and signals are not."""
+        if self.journal.travels:
+            raise Unsupported(
+                f"queue {self.keys.name!r} is exchanged with other nodes, and steps are not",
+                hint="keep durable tasks in a queue that is not supervised",
+            )
+
     def ring(self) -> None:
         """Wake idle workers.   Cost: in a bucket 1 PUT, at most once a second."""
         if self.bell is not None:

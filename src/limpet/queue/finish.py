@@ -288,6 +288,7 @@ class Admin:
         entry, n = part or (entry_of(id_), 0)
         storage = self._storage
         data = value_bytes(value, "the value of a signal")
+        storage.check_steps()
         self._check_waits(id_, entry)
         wall, label = self._runtime.wall(), self._runtime.label
         record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data))

@@ -127,11 +127,7 @@ class TaskSteps:
         if self._pushed:
             raise Fail(PUSHED_BEFORE)
         self._claim, self._n = self._task.place
-        if self._claim.storage.journal.travels:
-            raise Unsupported(
-                f"queue {self._queue.name!r} is exchanged with other nodes, and steps are not",
-                hint="keep durable tasks in a queue that is not supervised",
-            )
+        self._claim.storage.check_steps()
         self._mutex = self._claim.storage.runtime.mutex()
         self._unread = self._replays
         self._log = {}
