@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limpet.catalog.iceberg.rewrite import _CapturedFiles
 from limpet.catalog.maintain.decide import (
     DAY_MS,
     MAX_AGE_MS,
@@ -290,3 +291,17 @@ def test_metadata_that_was_current_lately(since: int, files: list[str]) -> None:
     del written["c"]  # then it is not known when the one before it was replaced
     found = recent_metadata(table, "s3://b/t/d", written, AT + timedelta(seconds=35))
     assert found == [f"s3://b/t/{name}" for name in "cb"]
+
+
+def test_a_file_of_deletes_is_fetched_once_for_all_data_files_of_a_group() -> None:
+    fetched: list[str] = []
+
+    def fetch(url: str, size_max: int) -> bytes:
+        fetched.append(url)
+        return url.encode()
+
+    files = _CapturedFiles(fetch, {"deletes"})
+    for url in ("deletes", "data", "deletes", "data"):
+        with files.new_input(url).open() as stream:
+            assert stream.read() == url.encode()
+    assert fetched == ["deletes", "data", "data"]

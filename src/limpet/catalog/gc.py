@@ -169,8 +169,8 @@ def collect(
 
     `ledger`: the batches too, which the compactor's role may not delete.
 
-    The store's clock is read anew first. Otherwise a new process, which has read only the head of an idle catalog,
-    would take the time of the last commit for now, and would keep what was written shortly before or after it for ever.
+    It asks the store for the time first. A new process otherwise knows only the time of the newest object that it has
+    read. In an idle catalog that is the last commit, so files of that time would never be old enough to be deleted.
     Raises: Invalid; Unavailable; OutcomeUnknown.   Cost: 1 PUT + 1 HEAD for the clock, and that of each part.
     """
     with suppress(Denied):

@@ -118,7 +118,9 @@ class SourceCatalog:
         waiting: list[tuple[str, ...]] = [()]
         met: set[tuple[str, ...]] = set()
         while waiting:
-            parent, problem, inner = waiting.pop(), "", list[tuple[str, ...]]()
+            parent = waiting.pop()
+            problem = ""
+            inner: list[tuple[str, ...]] = []
             try:
                 with _reading(f"the namespaces of {_hidden(self.uri)} cannot be listed"):
                     inner = sorted({tuple(map(str, each)) for each in self._catalog.list_namespaces(parent)})
@@ -178,7 +180,7 @@ def _bound(catalog: RestCatalog) -> None:
             pages.add(page)
         return plain(method, url, **{"timeout": ANSWER_S, **options})
 
-    session.request = request  # type: ignore[assignment, method-assign]
+    session.request = request  # type: ignore[assignment, method-assign]  # PyIceberg has no setting for either limit
 
 
 def _rest_location(catalog: RestCatalog, kind: Content, identifier: tuple[str, ...]) -> Any:
@@ -244,7 +246,7 @@ def import_tables(
     """
     with writing() if writing is not None else nullcontext() as writer:
         for namespace, properties, unlisted in source.namespaces():
-            names = list[tuple[Content, str]]()
+            names: list[tuple[Content, str]] = []
             for kind in _KINDS:
                 try:
                     names += [(kind, name) for name in source.names(kind, namespace)]

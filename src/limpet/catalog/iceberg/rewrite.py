@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -252,19 +252,21 @@ def rewritten(
     """One file with the rows of a group, by URL; nothing to write if no row is left. It has all rows in memory.
 
     Raises: Corrupt; what `fetch` raises.
-    Cost: 1 `fetch` of each data file and delete file; in version 3 of a delete file 1 for each of its data files.
+    Cost: 1 `fetch` of each data file and delete file.
     """
     table = _with_lineage_columns(current.table) if current.version == 3 else current.table
     old = {file.url: file.state for file in group}
-    io = _CapturedFiles(fetch)
+    io = _CapturedFiles(fetch, {each.file_path for each in current.deletes.values()})
     with readable(what):
         scan = ArrowScan(table, io, table.schema(), AlwaysTrue())
-        batches = [
-            batch
-            for file in group
-            for batch in (_traced(scan, current, file, io) if current.version == 3 else _plain(scan, current, file))
-            if batch.num_rows
-        ]
+        rows: Iterator[Any]
+        if current.version == 3:
+            rows = chain.from_iterable(_traced(scan, current, file, io) for file in group)
+        else:
+            deletes = [{current.deletes[id_] for id_ in file.deletes} for file in group]
+            tasks = [FileScanTask(file.entry.data_file, each) for file, each in zip(group, deletes, strict=True)]
+            rows = scan.to_record_batches(tasks)
+        batches = [batch for batch in rows if batch.num_rows]
         if not batches:
             return RewrittenGroup(old, None), {}
         task = WriteTask(_as_uuid(uuid), 0, table.schema(), batches)
@@ -272,12 +274,6 @@ def rewritten(
     first = group[0].entry.data_file
     new = _with_partition(made, first.partition, first.spec_id, current.version)
     return RewrittenGroup(old, new), io.written()
-
-
-def _plain(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile) -> Iterator[Any]:
-    """The rows of a file of version 2 that are not deleted."""
-    deletes = {current.deletes[id_] for id_ in file.deletes}
-    return scan.to_record_batches([FileScanTask(file.entry.data_file, deletes)])
 
 
 # ---- row lineage and deletion vectors: format version 3 ----
@@ -555,15 +551,28 @@ def _summary(current: CurrentFiles, done: Sequence[RewrittenGroup], gone: set[st
 
 
 class _CapturedFiles(FileIO):
-    """Reads files by `fetch`, and keeps what is written in memory, by URL."""
+    """Reads files by `fetch`, and keeps what is written in memory, by URL.
 
-    def __init__(self, fetch: Fetch) -> None:
+    `shared`: files that are read for several others, and are fetched once.
+    """
+
+    def __init__(self, fetch: Fetch, shared: Collection[str]) -> None:
         super().__init__()
         self._fetch = fetch
+        self._shared = shared
+        self._fetched: dict[str, bytes] = {}
         self._outputs: list[Output] = []
 
     def new_input(self, location: str) -> InputFile:
-        return Input(location, self._fetch, DATA_BYTES_MAX)
+        return Input(location, self._read, DATA_BYTES_MAX)
+
+    def _read(self, url: str, size_max: int) -> bytes:
+        if url in self._fetched:
+            return self._fetched[url]
+        data = self._fetch(url, size_max)
+        if url in self._shared:
+            self._fetched[url] = data
+        return data
 
     def new_output(self, location: str) -> OutputFile:
         self._outputs.append(Output(location))
