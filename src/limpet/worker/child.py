@@ -56,7 +56,7 @@ from limpet.worker.worker import Worker
 TICK_S = 0.25
 LAST_S = 0.5
 POLL_S = 3.0
-"""How long a claim that is under way may take once nothing runs: a queue may wait for a task in the server."""
+"""How long a request that is under way may take once nothing runs: a queue may wait for a task in the server."""
 COUNT_EVERY_S = 30.0
 REQUESTS_EVERY_S = 5.0
 COUNT_AGAIN_S = 1.0
@@ -154,13 +154,16 @@ class ChildProcess:
         set_up_logging(_LogForward(self._send, label), label, everything=order.log_json)
         self._say("ready", note=", ".join(job.queue.name for job in jobs))
         over = self._runtime.flag()
-        self._runtime.spawn(lambda: self._report_paused(jobs), name="limpet-paused")
+        told = self._runtime.flag()
+        self._runtime.spawn(lambda: self._report_paused(jobs, told), name="limpet-paused")
         if order.count:
             self._runtime.spawn(lambda: self._keep_counting(jobs, over), name="limpet-count")
         if order.requests:
             self._meters = meters_of(jobs)
         worker = self._run_worker(order, jobs)
         over.set()
+        if not self._control.stop:  # a burst may be over before the report of paused queues, which says why
+            told.wait(POLL_S)
         self._report_requests(0.0)
         self._send(structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0))
         self._send(_last_message(worker, again=self._control.stop or not order.burst or worker.used_up))
@@ -239,8 +242,11 @@ class ChildProcess:
             spent.update(meter.snapshot().requests)
         self._send(StoreRequests(worker=self._runtime.label, requests=dict(spent)))
 
-    def _report_paused(self, jobs: list[Job]) -> None:
-        """Report the queues that are paused at the start, for nothing of them is claimed.   Cost: 1 GET a queue."""
+    def _report_paused(self, jobs: list[Job], told: Flag) -> None:
+        """Report the queues that are paused at the start, for nothing of them is claimed; then set `told`.
+
+        Cost: 1 GET a queue.
+        """
         for job in jobs:
             if not isinstance(job.queue, BucketQueue):
                 continue
@@ -251,6 +257,7 @@ class ChildProcess:
             if paused:
                 note = f"is paused: nothing is claimed until `limpet queue resume {job.queue.name}`"
                 self._say("warning", queue=job.queue.name, note=note)
+        told.set()
 
     def _keep_counting(self, jobs: list[Job], over: Flag) -> None:
         """Report now and then how much waits. Counting lists all of it, so it takes a small part of the time at most.
