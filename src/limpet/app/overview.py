@@ -166,10 +166,10 @@ class CappedStore(WrappedStore):
     bucket lists in order by itself, so there nothing is different. Read-only.
     """
 
-    def __init__(self, inner: Store, runtime: Runtime, most: int | None = None) -> None:
-        """`most` objects of a folder, 999 by default; 0: all."""
+    def __init__(self, inner: Store, runtime: Runtime, most: int = OBJECTS_MAX) -> None:
+        """`most` objects of a folder; 0: all."""
         super().__init__(inner, runtime)
-        self.most = OBJECTS_MAX if most is None else most
+        self.most = most
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
         if self.far or after is not None or not self.most:

@@ -235,7 +235,7 @@ class Catalog:
             new = entries.draft_table(self.warehouse, state, where, name, request)
             check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
-            return LoadedTable(None, new.document.data, self.warehouse.config, "")
+            return LoadedTable(None, new.document.data, {}, "")
         new = entries.draft_table(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
             id_, actor, ("create table", where, request), entries.create("t", self.warehouse, where, name, new)
@@ -539,7 +539,7 @@ class Catalog:
     def _loaded(self, path: str) -> LoadedTable:
         document = self.warehouse.read(path)
         etag = self.warehouse.etag(path)
-        return LoadedTable(self.warehouse.location(path), document.data, self.warehouse.config, etag)
+        return LoadedTable(self.warehouse.location(path), document.data, {}, etag)
 
     def _published(self, path: str) -> LoadedTable:
         """The answer to a published write. A later error is OutcomeUnknown, never a refusal."""

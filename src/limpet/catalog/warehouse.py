@@ -112,14 +112,12 @@ class Document:
 class Warehouse:
     """Metadata files by key, their URLs for clients, and a cache of the newest ones.
 
-    `base_url`: the root of `store` for clients: a path, `file:///...` or `s3://bucket/prefix`. `config`: settings that
-    clients get with every table.
+    `base_url`: the root of `store` for clients: a path, `file:///...` or `s3://bucket/prefix`.
     """
 
-    def __init__(self, store: Store, base_url: str, runtime: Runtime, config: Mapping[str, str] | None = None) -> None:
+    def __init__(self, store: Store, base_url: str, runtime: Runtime) -> None:
         self.store = store
         self.runtime = runtime
-        self.config = dict(config or {})
         self._folder = _folder(base_url)
         self._files = PlainFiles(os.path.dirname(self._folder or "/"))
         self.url = f"file://{self._folder}" if self._folder else f"{base_url.partition('?')[0].rstrip('/')}/{WAREHOUSE}"

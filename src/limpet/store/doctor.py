@@ -425,14 +425,13 @@ def examine(
     *,
     rounds: int = 3,
     progress: Callable[[Check], None] = lambda check: None,
-    runtime: Runtime | None = None,
 ) -> Report:
     """Run all checks; `progress` gets each as it ends.
 
     Raises: Denied, Unavailable or OutcomeUnknown of the first request; later errors are failed checks.
     Cost: three rounds take some 1,000 requests and 8 MiB each way. Crash: objects below probe/ remain.
     """
-    context = DoctorContext(store, runtime or system(), rounds)
+    context = DoctorContext(store, system(), rounds)
     checks: list[Check] = []
 
     def make(planned: Planned) -> None:
