@@ -550,6 +550,14 @@ def glossary_is_used() -> Iterator[str]:
             yield term
 
 
+def architecture_names_every_module() -> Iterator[str]:
+    """By module: docs/ARCHITECTURE.md says what it holds."""
+    said = {*re.findall(r"\w+", (ROOT / "docs" / "ARCHITECTURE.md").read_text())}
+    for source in _package():
+        if not source.path.endswith("__.py") and source.module.rpartition(".")[2] not in said:
+            yield source.module
+
+
 def cited_documents_exist() -> Iterator[str]:
     """By document: what a comment or docstring cites is in the repository."""
     there = {part for source in _files() for part in (source.path, source.path.rpartition("/")[2])}
@@ -592,6 +600,7 @@ TREE_RULES: list[Callable[[], Iterator[str]]] = [
     small_modules_have_two_users,
     class_names_are_plain,
     glossary_is_used,
+    architecture_names_every_module,
     cited_documents_exist,
 ]
 
