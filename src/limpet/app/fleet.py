@@ -790,10 +790,8 @@ class Fleet:
         something has changed; where a service leads, `through` asks that one.
         Raises, Cost, Crash: as `limpet.publish.IndexPublisher.publish`; Unsupported without the extra `catalog`.
         """
-        try:
+        with catalog_extra():
             from limpet.publish import NAMESPACE, IndexPublisher
-        except ImportError:
-            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
         lead = partial(self._writing, through, wait_s)
         publisher = IndexPublisher(self.index(name), self.catalog(), table or (NAMESPACE, name), lead)
         return publisher.publish(compile=compile)
@@ -806,10 +804,8 @@ class Fleet:
         This process leads the catalog for each commit; where a service leads, `through` asks that one.
         Raises: Unsupported without the extra `catalog`; Invalid.
         """
-        try:
+        with catalog_extra():
             from limpet.catalog.maintain.tables import TableMaintenance
-        except ImportError:
-            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
         return TableMaintenance(self.catalog(), (namespace, name), partial(self._writing, through, wait_s))
 
     def import_catalog(
@@ -827,10 +823,8 @@ class Fleet:
 
         Raises, Cost, Crash: as `limpet.catalog.iceberg.importer`; Unsupported without the extra `catalog`.
         """
-        try:
+        with catalog_extra():
             from limpet.catalog.iceberg.importer import SourceCatalog, import_tables
-        except ImportError:
-            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
 
         def writing() -> AbstractContextManager[ImportWriter]:
             return nullcontext(through) if through is not None else self.lead_catalog(wait_s=wait_s)
@@ -872,9 +866,15 @@ class Fleet:
 
 
 def _catalogs() -> ModuleType:
-    """`limpet.app.catalogs`.   Raises: Unsupported without the extra's packages."""
-    try:
+    with catalog_extra():
         return import_module("limpet.app.catalogs")
+
+
+@contextmanager
+def catalog_extra() -> Iterator[None]:
+    """For imports.   Raises: Unsupported without the packages of the extra `catalog`."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise Unsupported(f"the catalog needs {package}", hint="pip install 'limpet[catalog]'") from None

@@ -1,7 +1,7 @@
 """Prometheus metrics: of a whole fleet, as anyone with a read-only key sees it, and of the processes of `limpet work`.
 
 `FleetMetrics` reads the fleet when Prometheus asks, through an `OverviewWatch`: a part that has not changed is read
-ever more rarely, so that scraping every 15 s costs an idle fleet under 260 requests an hour. `WorkerMetrics` counts
+less and less often, so that scraping every 15 s costs an idle fleet under 260 requests an hour. `WorkerMetrics` counts
 what the worker processes report, and asks the store nothing. A queue whose figures are lower bounds has
 `limpet_queue_sampled` 1, and `limpet_read_age_seconds` says how old the figures of a part are.
 docs/how-to/metrics.md lists the names.

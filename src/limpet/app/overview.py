@@ -289,8 +289,8 @@ class OverviewWatch:
     """A `FleetOverview` that is kept up to date. Threads may share it; one of them reads at a time.
 
     Where the store has change tokens (a directory), they are compared every second, which costs no request. Elsewhere a
-    part is read 2 s after a change, then ever more rarely: on an idle fleet all parts together cost under 200 requests
-    an hour beside the first reading.
+    part is read 2 s after a change, then less and less often: on an idle fleet all parts together cost under 200
+    requests an hour beside the first reading.
     """
 
     def __init__(

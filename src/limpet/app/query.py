@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from limpet import records
-from limpet.app.fleet import Fleet, check_has_store, hint_at_names
+from limpet.app.fleet import Fleet, catalog_extra, check_has_store, hint_at_names
 from limpet.app.health import lock_states
 from limpet.app.presence import workers
 from limpet.errors import Corrupt, Invalid, Missing, Unsupported
@@ -280,10 +280,8 @@ class FleetTables:
     def _table(self, place: TablePlace) -> _CatalogTable:
         catalog = self._fleet.catalog()
         namespace, name = self._identified(catalog, place)
-        try:
+        with catalog_extra():
             from limpet.catalog.iceberg.scan import TableReader
-        except ModuleNotFoundError:
-            raise Unsupported("tables need PyIceberg and pyarrow", hint="pip install 'limpet[catalog]'") from None
         what = f"{'.'.join(namespace)}.{name}"
 
         fetch = partial(self.fetch, catalog, what)

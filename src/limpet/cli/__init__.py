@@ -65,7 +65,7 @@ EXAMPLES = (
     "$ limpet work app:fleet -p 4 --url s3://acme/prod",
     "$ limpet status --url s3://acme/prod",
     "Exit codes: 0 done; 1 refused, failed or unhealthy; 2 wrong usage; 70 the lease was lost while the command "
-    "ran; 71 a mistake in limpet itself; 75 the lock is held; 130 interrupted. `lock run` passes the command's own "
+    "ran; 71 a bug in limpet; 75 the lock is held; 130 interrupted. `lock run` passes the command's own "
     "code on.",
 )
 
@@ -84,7 +84,7 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. An error of Limpet's is one line and a hint, never a traceback.
 
-    Any other error is a mistake in limpet: one line too, and exit code 71, which nothing else has.
+    Any other error is a bug in limpet: one line too, and exit code 71, which nothing else has.
     """
     words = [*sys.argv[1:]] if arguments is None else [*arguments]
     if words == ["--version"]:
@@ -151,7 +151,7 @@ def build(only: str | None = None) -> typer.Typer:
         False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
     )
     traceback = typer.Option(
-        False, "--traceback", help=f"Show the traceback of a mistake in limpet. {TRACEBACK}=1 does too."
+        False, "--traceback", help=f"Show the traceback of a bug in limpet. {TRACEBACK}=1 does too."
     )
 
     profile = typer.Option(

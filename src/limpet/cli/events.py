@@ -140,7 +140,7 @@ app = group(
     "events",
     ls,
     tail,
-    help="Look at what ran: the runs that workers note with --events.",
+    help="Look at what ran: the runs that workers record with --events.",
     epilog=lines(
         "Example: the last tasks that failed, in any worker",
         "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",

@@ -334,8 +334,8 @@ def top(
 ) -> None:
     """Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. Changes nothing.
 
-    What changes is shown within seconds; a fleet at rest is read ever more rarely, under 200 requests an hour. A number
-    with a plus is a lower bound. Without a terminal it prints one reading.
+    What changes is shown within seconds; an idle fleet is read less and less often, under 200 requests an hour. A
+    number with a plus is a lower bound. Without a terminal it prints one reading.
 
     Example: watch a fleet; q or Ctrl-C ends it
     $ limpet top -u s3://acme/prod

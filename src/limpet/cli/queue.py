@@ -463,7 +463,7 @@ def push(
         int, typer.Option("--batch", min=1, max=1000, help="How many tasks of a file share an object.")
     ] = 100,
     create: Annotated[
-        bool, typer.Option("--create/--no-create", help="Whether a fleet or a queue that is not there is made.")
+        bool, typer.Option("--create/--no-create", help="Create the fleet or queue if it does not exist.")
     ] = True,
     url: UrlOption = None,
     json: JsonOption = False,

@@ -23,8 +23,8 @@ DEFAULT_URL = "./fleet"
 CODES = (
     "Signals: SIGTERM, SIGINT and SIGHUP let it answer the requests that it has, release the lead and exit; a second "
     "one ends it at once.",
-    "Exit codes: 0 stopped by a signal; 1 the store is away or refuses; 2 wrong usage, or the port is taken; 130 ended "
-    "at once.",
+    "Exit codes: 0 stopped by a signal; 1 the store is unavailable or refuses; 2 wrong usage, or the port is taken; "
+    "130 ended at once.",
 )
 EPILOG = lines(
     "Example: a catalog on this machine, with nothing configured; then look",

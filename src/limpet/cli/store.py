@@ -31,11 +31,10 @@ def doctor(
 ) -> None:
     """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
 
-    It races creates and swaps against each other, checks listings, ranges, names and the clock, and measures. A store
-    that ignores conditional writes looks healthy until two processes meet: here it fails.
+    It races creates and swaps against each other, checks listings, ranges, names and the clock, and measures latency. A
+    store that ignores conditional writes loses one of two simultaneous writes: it fails here.
 
-    There need not be a fleet yet. It takes one or two thousand requests (half a cent on S3), and deletes all that it
-    writes.
+    No fleet is needed. It takes one or two thousand requests (half a cent on S3), and deletes all that it writes.
 
     Example: a folder, and a bucket of a self-hosted S3 server
     $ limpet doctor ./fleet

@@ -305,7 +305,7 @@ def _last_message(worker: Worker, *, again: bool) -> WorkerEnded:
     if worker.error is not None:
         return WorkerEnded(again=False, trouble=str(worker.error))
     if worker.halted or worker.broken:
-        return WorkerEnded(again=True, trouble=worker.halted or "a mistake in limpet; please report the traceback")
+        return WorkerEnded(again=True, trouble=worker.halted or "a bug in limpet; please report the traceback")
     return WorkerEnded(again=again)
 
 
