@@ -1,16 +1,19 @@
-"""Fixtures for all tests: real servers, one of each per test run."""
+"""Fixtures for all tests: real servers, one of each per test run; a place of each kind; the command line."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from cli.harness import Done, Here
 from support.servers.process import Bucket, NotInstalled
 from support.servers.shared import shared
 
-__all__ = ["seaweedfs", "server"]
+__all__ = ["here", "seaweedfs", "server", "url"]
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +39,33 @@ def server() -> Callable[[str], Bucket]:
 def seaweedfs(server: Callable[[str], Bucket]) -> Bucket:
     """The run's SeaweedFS bucket. Tests share it: each takes a prefix of its own."""
     return server("seaweedfs")
+
+
+@pytest.fixture(params=["memory", "directory", "seaweedfs"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty place of each kind, which may be opened several times."""
+    if request.param == "memory":
+        yield f"memory://fleet-{uuid4().hex}"
+    elif request.param == "directory":
+        yield str(tmp_path / "fleet")
+    else:
+        bucket: Bucket = request.getfixturevalue("seaweedfs")
+        for variable, value in bucket.env.items():
+            monkeypatch.setenv(variable, value)
+        yield bucket.at(f"fleet-{uuid4().hex}")
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    """`here("lock", "ls", ...)` runs `limpet lock ls ...` in this process."""
+    from limpet.cli import main
+
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        said = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return Done(exit_.value.code, said.out, said.err)
+
+    return run

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.harness import Done, Here, Spawn, limpet_command
-from limpet.cli import main
+from cli.harness import Spawn, limpet_command
 
-__all__ = ["here", "spawn"]
+__all__ = ["spawn"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -29,22 +28,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("LIMPET_URL", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def here(capsys: pytest.CaptureFixture[str]) -> Here:
-    """`here("lock", "ls", ...)` runs `limpet lock ls ...` in this process."""
-
-    def run(*arguments: str) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        said = capsys.readouterr()
-        code = exit_.value.code
-        assert isinstance(code, int)
-        return Done(code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["COMMANDS", "Done", "Here", "Spawn", "alive", "limpet_command", "poll"]
 
@@ -93,8 +93,7 @@ COMMANDS: list[tuple[str, ...]] = [
 """Every command, groups too. `test_every_command_is_listed` compares it with the command line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """What a finished command left."""
 
     code: int

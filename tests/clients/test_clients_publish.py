@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,10 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
 import limpet
-from cli.harness import Done, limpet_command
+from cli.harness import Here, limpet_command
 from clients.conftest import Served
 from clients.ducks import attached, connect
 from limpet.app import Fleet
-from limpet.cli import main
 from limpet.service.client import ServiceWriter
 from support.publish import PACKAGE, Rec, by_sql, plain_rows, some
 
@@ -47,8 +46,6 @@ def name() -> str:
     return f"ix{uuid4().hex[:12]}"
 
 
-Run = Callable[..., Done]
-
 ON_A_DIRECTORY = pytest.mark.parametrize(
     "served", ["directory", pytest.param("seaweedfs", marks=pytest.mark.full)], indirect=True
 )
@@ -56,18 +53,9 @@ ON_A_DIRECTORY = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def run(served: Served, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(served: Served, here: Here) -> Here:
     """`run("sites", ...)` is `limpet index publish sites ...` on the served fleet, in this process."""
-
-    def publish(*arguments: str) -> Done:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(("index", "publish", *arguments, "--url", served.place.url))
-        said = capsys.readouterr()
-        assert isinstance(exit_.value.code, int)
-        return Done(exit_.value.code, said.out, said.err)
-
-    return publish
+    return lambda *arguments: here("index", "publish", *arguments, "--url", served.place.url)
 
 
 def by_pyiceberg(catalog: RestCatalog, name: str) -> list[tuple[Any, ...]]:
@@ -97,7 +85,7 @@ def check(served: Served, fleet: Fleet, name: str) -> None:
     catalog.close()
 
 
-def test_everybody_reads_what_sql_says(served: Served, fleet: Fleet, name: str, run: Run) -> None:
+def test_everybody_reads_what_sql_says(served: Served, fleet: Fleet, name: str, run: Here) -> None:
     index = fleet.index(name, PACKAGE, key="domain")
     index.put_many(some(120))
     index.delete("d5.com")
@@ -219,7 +207,7 @@ def test_publishers_at_once_in_processes_of_their_own(
 
 
 @ON_A_DIRECTORY
-def test_wrong_input(served: Served, fleet: Fleet, name: str, run: Run) -> None:
+def test_wrong_input(served: Served, fleet: Fleet, name: str, run: Here) -> None:
     fleet.index(name, Rec, key="domain").put(Rec("a.com", 1))
     other = f"{name}-other"
     fleet.index(other, Rec, key="domain").put(Rec("b.com", 1))

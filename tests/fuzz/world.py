@@ -24,6 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 import limpet
+from cli.harness import Done
 from limpet import cli, runtime
 from limpet.app import Fleet, fleet
 from limpet.cli import EXIT_INTERNAL
@@ -31,7 +32,7 @@ from limpet.errors import Corrupt, LimpetError
 from limpet.keys import Key, check_prefix
 from limpet.runtime import Flag, Runtime
 from limpet.store import Blob, MemoryStore, Stat, Store
-from support.clock import QueueRuntime, Time
+from support.clock import ManualFlag, QueueRuntime, Time
 
 __all__ = [
     "Bench",
@@ -78,25 +79,12 @@ class Unfit(AssertionError):
     """Something was printed that a terminal would obey, or that cannot be encoded."""
 
 
-class _FuzzFlag:
-    """A latch on the virtual time. A long wait looks at it ten times, so that idle threads cost little."""
-
-    def __init__(self, time: Time) -> None:
-        self._time = time
-        self._up = False
-
-    def set(self) -> None:
-        self._up = True
-
-    def is_set(self) -> bool:
-        return self._up
+class _FuzzFlag(ManualFlag):
+    """A long wait looks at it ten times, so that idle threads cost little."""
 
     def wait(self, timeout: float) -> bool:
-        until_s = self._time.now_s + timeout
-        every_s = max(0.1, timeout / 10)
-        while not self._up and self._time.now_s < until_s:
-            self._time.sleep(min(every_s, until_s - self._time.now_s))
-        return self._up
+        self.every_s = max(0.1, timeout / 10)
+        return super().wait(timeout)
 
 
 class FuzzRuntime(QueueRuntime):
@@ -115,7 +103,7 @@ class FuzzRuntime(QueueRuntime):
 
     def flag(self) -> Flag:
         """A latch on the shared time."""
-        return _FuzzFlag(self.time)
+        return _FuzzFlag(self.time, self.time.sleep)
 
 
 class FuzzStore(MemoryStore):
@@ -227,17 +215,8 @@ class Built:
         return sorted(key for key in self.places[place] if re.fullmatch(pattern, key))
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-
 def command(*arguments: str) -> Done:
-    """Run a command in this process. A mistake in limpet (exit code 71) comes out; so does unfit output."""
+    """Run a command in this process. A bug in limpet (exit code 71) comes out; so does unfit output."""
     out, err = _stream(), _stream()
     code: Any = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

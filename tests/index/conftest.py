@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 import limpet
 from limpet.app import Fleet
-from support.servers.process import Bucket
 
-__all__ = ["fleet", "pytest_collection_modifyitems", "url"]
+__all__ = ["fleet", "pytest_collection_modifyitems"]
 
 OF_THE_STORE = ("test_index_conformance", "test_index_verify")
 """What these do depends on the store. What others do with records is the same on each: a bucket runs them in full."""
@@ -29,20 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_first(item: pytest.Item, items: list[pytest.Item]) -> bool:
     """Whether it is the first test of its file in a bucket: those run each time."""
     return item is next(each for each in items if each.path == item.path and "seaweedfs" in each.name)
-
-
-@pytest.fixture(params=["memory", "directory", "seaweedfs"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty place of each kind, which may be opened several times."""
-    if request.param == "memory":
-        yield f"memory://index-{uuid4().hex}"
-    elif request.param == "directory":
-        yield str(tmp_path / "fleet")
-    else:
-        bucket: Bucket = request.getfixturevalue("seaweedfs")
-        for variable, value in bucket.env.items():
-            monkeypatch.setenv(variable, value)
-        yield bucket.at(f"index-{uuid4().hex}")
 
 
 @pytest.fixture

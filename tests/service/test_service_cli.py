@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 import limpet
+from cli.harness import Here
 from limpet.app.catalogs import executions_of, storage_of
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.cli import main
 from limpet.errors import Invalid
 from limpet.runtime import system
 from limpet.store.api import Absent
@@ -25,24 +25,14 @@ from support.servers.catalog import CatalogServer
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
 
 EARLIER_S = 1_600_000_000
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Here:
     """`run("log", ...)` is `limpet catalog log ...` on the test's fleet: exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("LIMPET_STORAGE_URL", str(tmp_path / "fleet"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(["catalog", *arguments])
-        said = capsys.readouterr()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code, said.out, said.err
-
-    return call
+    return partial(here, "catalog")
 
 
 def as_json(done: tuple[int, str, str]) -> Any:
@@ -64,7 +54,7 @@ def fleet(tmp_path: Path) -> limpet.Fleet:
     return made
 
 
-def test_log(fleet: limpet.Fleet, run: Run) -> None:
+def test_log(fleet: limpet.Fleet, run: Here) -> None:
     code, out, _ = run("log")
     assert code == 0
     lines = [line.split() for line in out.splitlines()[1:]]
@@ -83,7 +73,7 @@ def test_log(fleet: limpet.Fleet, run: Run) -> None:
     assert newest["rows"][0]["changes"] == [{"kind": "table", "name": "a.u"}]
 
 
-def test_show_now_and_then(fleet: limpet.Fleet, run: Run) -> None:
+def test_show_now_and_then(fleet: limpet.Fleet, run: Here) -> None:
     _, out, _ = run("show")
     assert "version 6" in out
     assert "a.v" in out
@@ -108,13 +98,13 @@ def test_show_now_and_then(fleet: limpet.Fleet, run: Run) -> None:
         ("2000-01-01T00:00:00Z", 1, "no retained commit matches"),
     ],
 )
-def test_show_of_what_never_was(fleet: limpet.Fleet, run: Run, at: str, code: int, said: str) -> None:
+def test_show_of_what_never_was(fleet: limpet.Fleet, run: Here, at: str, code: int, said: str) -> None:
     done = run("show", "--at", at)
     assert (done[0], done[1]) == (code, "")
     assert said in done[2]
 
 
-def test_verify_finds_a_changed_commit(fleet: limpet.Fleet, run: Run) -> None:
+def test_verify_finds_a_changed_commit(fleet: limpet.Fleet, run: Here) -> None:
     assert run("verify")[:2] == (0, "the chain is whole: 6 commits, back to version 1; 1 metadata file\n")
     assert as_json(run("verify", "--json")) == {
         "ok": True,
@@ -133,7 +123,7 @@ def test_verify_finds_a_changed_commit(fleet: limpet.Fleet, run: Run) -> None:
     assert "the chain is broken" in out
 
 
-def test_undrop_without_a_service(fleet: limpet.Fleet, run: Run) -> None:
+def test_undrop_without_a_service(fleet: limpet.Fleet, run: Here) -> None:
     code, out, _ = run("undrop", "a.u")
     assert code == 0
     assert "'a.u' is back" in out
@@ -149,7 +139,7 @@ def test_undrop_without_a_service(fleet: limpet.Fleet, run: Run) -> None:
     assert as_json(run("undrop", "a/u", "--separator", "/", "--json"))["name"] == "u"
 
 
-def test_undrop_through_a_service(served: CatalogServer, run: Run) -> None:
+def test_undrop_through_a_service(served: CatalogServer, run: Here) -> None:
     space = f"n{uuid4().hex[:12]}"
     assert served.ask("POST", "/v1/namespaces", {"namespace": [space]}).status == 200
     made = served.ask("POST", f"/v1/namespaces/{space}/tables", {"name": "t", "schema": SCHEMA}).json
@@ -163,7 +153,7 @@ def test_undrop_through_a_service(served: CatalogServer, run: Run) -> None:
     assert run("undrop", "a.b", "--service", "nowhere")[0] == 2
 
 
-def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
+def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Here) -> None:
     assert len([*fleet.store.list("ledger/catalog")]) == 6
     done = as_json(run("gc", "--json"))
     nothing = {"floor": "", "history": 0, "applied": 0, "dead": 0, "events": 0, "faults": []}
@@ -177,7 +167,7 @@ def test_gc_keeps_what_is_needed(fleet: limpet.Fleet, run: Run) -> None:
 
 
 def test_gc_of_an_idle_catalog_does_not_take_the_last_commit_for_now(
-    fleet: limpet.Fleet, run: Run, tmp_path: Path
+    fleet: limpet.Fleet, run: Here, tmp_path: Path
 ) -> None:
     """The head may look older than the newest batch: writers of a directory spread times over some milliseconds."""
     for stat in [*fleet.store.list()]:
@@ -187,7 +177,7 @@ def test_gc_of_an_idle_catalog_does_not_take_the_last_commit_for_now(
     assert (done["applied"], [*fleet.store.list("ledger/catalog")]) == (6, [])
 
 
-def test_quarantine(fleet: limpet.Fleet, run: Run) -> None:
+def test_quarantine(fleet: limpet.Fleet, run: Here) -> None:
     assert run("quarantine", "ls")[1] == "the quarantine is empty\n"
     executions = executions_of(fleet.store, system())
     id_ = system().new_id()
@@ -205,7 +195,7 @@ def test_quarantine(fleet: limpet.Fleet, run: Run) -> None:
     assert run("quarantine", "retry", "0" * 26)[0] == 1
 
 
-def test_nothing_there(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_there(run: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for command in ("log", "show", "verify", "gc"):
         code, out, err = run(command)
         assert (code, out) == (1, "")
@@ -219,7 +209,7 @@ def test_nothing_there(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert run("log")[0] == 2
 
 
-def test_the_workspace_is_that_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_workspace_is_that_of_the_environment(run: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with limpet.open(tmp_path / "fleet" / "acme" / "prod").lead_catalog() as catalog:
         catalog.create_namespace(["mine"])
     monkeypatch.setenv("LIMPET_TENANT_ID", "acme")

@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from limpet.runtime import Flag, ThreadHandle, ulid
 
-__all__ = ["EPOCH", "ManualRuntime", "QueueRuntime", "Time", "steady"]
+__all__ = ["EPOCH", "ManualFlag", "ManualRuntime", "QueueRuntime", "Time", "steady"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -66,11 +66,14 @@ class Time:
             task.switch()
 
 
-class _Flag:
+class ManualFlag:
+    """A latch on the virtual time."""
+
     def __init__(self, time: Time, sleep: Callable[[float], None]) -> None:
         self._time = time
         self._sleep = sleep
         self._up = False
+        self.every_s = 0.1
 
     def set(self) -> None:
         self._up = True
@@ -79,10 +82,10 @@ class _Flag:
         return self._up
 
     def wait(self, timeout: float) -> bool:
-        """Looks ten times a second."""
+        """Looks every `every_s`."""
         until_s = self._time.now_s + timeout
         while not self._up and self._time.now_s < until_s:
-            self._sleep(min(0.1, until_s - self._time.now_s))
+            self._sleep(min(self.every_s, until_s - self._time.now_s))
         return self._up
 
 
@@ -142,7 +145,7 @@ class ManualRuntime:
 
     def flag(self) -> Flag:
         """A latch on the shared time."""
-        return _Flag(self.time, self.time.sleep)
+        return ManualFlag(self.time, self.time.sleep)
 
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock between the tasks of this process."""
@@ -184,7 +187,7 @@ class QueueRuntime(ManualRuntime):
             self.time.sleep(seconds)
             self._freeze()
 
-        return _Flag(self.time, sleep)
+        return ManualFlag(self.time, sleep)
 
     def _freeze(self) -> None:
         me = greenlet.getcurrent()

@@ -9,19 +9,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import limpet
-from limpet.cli import main
+from cli.harness import Here
 from limpet.keys import Key
 
 PATIENCE_S = 30.0
 
 Command = Callable[..., "subprocess.Popen[str]"]
-Here = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -55,18 +55,9 @@ def start() -> Iterator[Command]:
 
 
 @pytest.fixture
-def here(capsys: pytest.CaptureFixture[str]) -> Here:
+def here(here: Here) -> Here:
     """`here("--local", ...)` runs a supervisor to its end in this process: its exit code and what it said."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(["supervise", *arguments])
-        said = capsys.readouterr()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code, said.out, said.err
-
-    return run
+    return partial(here, "supervise")
 
 
 @pytest.fixture
