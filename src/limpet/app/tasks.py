@@ -395,8 +395,8 @@ class TaskFunction(Generic[P, R]):
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
         if then is not None and (len(payloads) > GATHER_MAX or len(payloads) > FOLLOWED_MAX * max(batch, 1)):
             raise Invalid(
-                f"a task can follow {GATHER_MAX} tasks in {FOLLOWED_MAX} batches, not {len(payloads)} with batch={batch}",
-                hint="use a larger batch=, or push in parts",
+                f"a task can follow {GATHER_MAX} tasks in {FOLLOWED_MAX} batches at most, not {len(payloads)}",
+                hint=f"use a larger batch= than {batch}, or push in parts",
             )
         ids = list(self.queue.push_many(payloads, batch=batch, id=id))
         if then is not None:
