@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -192,6 +193,15 @@ async def in_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) 
     from asyncio import to_thread
 
     return await to_thread(call, *args, **kwargs)
+
+
+def running_coroutine() -> Any:
+    """The task of asyncio that runs in this thread; None outside of an event loop."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 async def pause(seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import typing
 from collections import Counter
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 import limpet
@@ -20,9 +22,10 @@ from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
 from limpet.cell import struct_codec
 from limpet.errors import Conflict, Invalid, Missing, Unsupported
-from limpet.queue import BucketQueue, Policy
+from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
-from limpet.queue.entry import EntryLease, Storage, Suspension
+from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
+from limpet.queue.steps import gathered_bytes
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -452,9 +455,8 @@ def test_a_sweep_keeps_the_steps_of_what_is_suspended_and_of_what_may_be_retried
         if day == 5:
             ground.work(report)  # it wakes up after six days, and ends
             kept.pop(suspended.id)
-        if day == 7:
-            kept.clear()  # the receipt of the failed one has expired
-            queue.sweep()
+        if day == 6:
+            kept.clear()  # the receipt of the failed one has expired, and its steps go with it
         ground.runtime.sleep(1200)
         queue.sweep()
         assert Counter(key.split("/")[3] for key in ground.left()) == kept, day
@@ -629,6 +631,348 @@ def test_what_json_cannot_hold_is_refused(ground: Ground) -> None:
     ground.work(report)
     assert "cannot be written as JSON" in (pushed.result().error or "")
     assert ground.left() == []
+
+
+# ---- runs that are suspended in odd ways ----
+
+
+def test_a_handler_that_catches_its_suspension_is_suspended_all_the_same(ground: Ground) -> None:
+    """And no step is taken after it: not in a `finally` either."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> Any:
+        try:
+            limpet.sleep(3600)
+        except BaseException:  # noqa: BLE001
+            ground.ran.append("caught")
+        finally:
+            limpet.step(ground.note, "after", name="after")
+        return ground.runtime.elapsed_s()
+
+    began_s = ground.runtime.elapsed_s()
+    pushed = report.push()
+    ground.work(report)
+    assert ground.ran == ["caught", "after"]
+    assert pushed.result().value - began_s >= 3600
+
+    @ground.fleet.task("quiet", max_attempts=1)
+    def quiet() -> str:
+        with contextlib.suppress(BaseException):
+            limpet.sleep(3600)
+        return f"after {limpet.version('x')}" if ground.runtime.elapsed_s() - began_s > 7200 else "too early"
+
+    pushed = quiet.push()
+    ground.work(quiet)
+    assert pushed.result().value == "after True"
+
+
+def test_an_error_after_a_suspension_is_an_error(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    def report() -> None:
+        try:
+            limpet.sleep(3600)
+        except BaseException as error:
+            raise RuntimeError("it cannot wait") from error
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().state, pushed.result().error) == ("failed", "RuntimeError: it cannot wait")
+
+
+def test_a_task_group_may_suspend_or_fail(ground: Ground) -> None:
+    """It raises a group of errors, which is no `Exception`: it must not end the worker's thread."""
+
+    async def wait(seconds: float) -> None:
+        await limpet.sleep_async(seconds)
+
+    async def fail() -> None:
+        raise RuntimeError("a bad page")
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report(bad: bool) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait(60))
+            group.create_task(wait(120))
+            if bad:
+                group.create_task(fail())
+        return "done"
+
+    good, bad = report.push(False), report.push(True)
+    ground.work(report)
+    assert good.result().value == "done"
+    assert bad.result().state == "failed"
+    assert "unhandled errors in a TaskGroup" in (bad.result().error or "")
+    assert ground.kinds("suspended", "done", "failed") == ["suspended", "failed", "suspended", "done"]
+
+
+def test_coroutines_beside_each_other_have_one_step_each(ground: Ground) -> None:
+    """The second ones would be numbered as they come: two of one name could swap their values in a later attempt."""
+    said: list[str] = []
+
+    async def page(n: int) -> int:
+        await asyncio.sleep(0.01 * (3 - n))
+        return n
+
+    async def first_and_second(n: int) -> int:
+        one = await limpet.step_async(page, n)
+        try:
+            return await limpet.step_async(page, 10 * one)
+        except Invalid as error:
+            said.append(str(error))
+            raise
+
+    async def limited(n: int, gate: asyncio.Semaphore) -> int:
+        async with gate:
+            return await limpet.step_async(page, n)
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report(chains: int) -> list[int]:
+        gate = asyncio.Semaphore(2)
+        first = await asyncio.gather(*(limited(n, gate) for n in range(3)))
+        alone = await asyncio.wait_for(asyncio.create_task(first_and_second(3)), 60)
+        return [*first, alone, *(await asyncio.gather(*(first_and_second(n) for n in range(chains))))]
+
+    one, two = report.push(1), report.push(2)
+    ground.work(report)
+    assert one.result().value == [0, 1, 2, 30, 0]
+    assert "a coroutine that runs beside others with steps may have one step" in (two.result().error or "")
+    assert "push a task for each" in (two.result().error or "")
+    assert said
+
+
+def test_a_gather_must_ask_for_the_same_tasks_in_the_same_order(ground: Ground) -> None:
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    runs: list[int] = []
+
+    @ground.fleet.task("report", durable=True, backoff_s=0.0)
+    def report() -> list[Any]:
+        runs.append(1)
+        tasks = crawl.push_many([(n,) for n in range(3)])
+        ends = limpet.gather(tasks if len(runs) < 3 else tasks[::-1])
+        if len(runs) == 2:
+            raise RuntimeError("again")
+        return [end.value for end in ends]
+
+    pushed = report.push()
+    ground.work(report, crawl)
+    assert "step 1 gathered other tasks, or the same ones in another order" in (pushed.result().error or "")
+
+
+def test_payloads_that_ask_for_steps_are_made_before_the_push_is_numbered(ground: Ground) -> None:
+    raw = ground.fleet.queue("raw")
+
+    @ground.fleet.task("report", durable=True, backoff_s=0.0)
+    def report() -> int:
+        task = limpet.current_task()
+        assert task is not None
+        pushed = raw.push_many({"n": limpet.step(ground.note, n, name=f"note {n}")} for n in range(3))
+        limpet.step(ground.note, "end", name="end")
+        if task.attempt == 1:
+            raise RuntimeError("again")
+        return len(pushed)
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == 3
+    assert ground.ran == [0, 1, 2, "end"]
+
+
+def test_a_large_gather_fails_when_a_result_is_gone(ground: Ground) -> None:
+    """Results that are too large for the record are asked for again. None of them may turn into nothing."""
+
+    @ground.fleet.task("crawl", retention_s=7 * 86400.0)
+    def crawl(n: int) -> str:
+        return "x" * 100_000
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> int:
+        ends = limpet.gather(crawl.push_many([(n,) for n in range(8)]))
+        limpet.sleep(10 * 86400)
+        return sum(len(end.value) for end in ends)
+
+    pushed = report.push()
+    ground.work(report, crawl, until_empty=False)
+    ground.runtime.sleep(60)
+    ground.work(report, until_empty=False)
+    ground.runtime.sleep(9 * 86400)
+    crawl.queue.sweep()  # type: ignore[attr-defined]
+    ground.work(report)
+    assert "whose result is gone: a receipt lasts for retention_s" in (pushed.result().error or "")
+
+
+def test_the_record_of_a_gather_always_fits() -> None:
+    bad = [Result(f"task-{n}", "failed", error="\0" * 2000, attempts=3) for n in range(10_000)]
+    data = gathered_bytes(bad, "0" * 64)
+    assert len(data) <= 1024 * 1024
+    assert msgspec.json.decode(data, type=GatheredStep).tasks[0].state == "failed"
+    few = msgspec.json.decode(gathered_bytes(bad[:20], "0" * 64), type=GatheredStep)
+    assert (few.values, few.tasks[0].error) == (True, "\0" * 2000)
+
+
+def test_one_push_of_a_durable_task_has_a_limit_before_anything_is_pushed(ground: Ground) -> None:
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    @ground.fleet.task("report", durable=True, max_attempts=1)
+    def report() -> None:
+        crawl.push_many([(n,) for n in range(20_001)], batch=1)
+
+    pushed = report.push()
+    ground.work(report)
+    assert "makes at most 20000 entries, not 20001" in (pushed.result().error or "")
+    assert crawl.queue.stats().pending == 0
+
+
+def test_a_task_of_another_store_wakes_nobody_there(ground: Ground) -> None:
+    other = limpet.open("memory://", runtime=ground.runtime)
+
+    @other.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> list[Any]:
+        return [end.value for end in limpet.gather([*crawl.push_many([(1,), (2,)]), crawl.push(3)])]
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    ground.work(crawl)
+    ground.work(report)
+    assert pushed.result().value == [1, 2, 3]
+    assert [stat.key for stat in other.store.list("queues/report")] == [], "there is no such queue"
+
+
+def test_an_id_that_is_used_again_after_its_receipt_pushes_anew(ground: Ground) -> None:
+    """The receipts of what it pushed before may last longer than its own."""
+
+    @ground.fleet.task("crawl", retention_s=300 * 86400.0)
+    def crawl(day: int) -> int:
+        return day
+
+    @ground.fleet.task("report", durable=True, retention_s=7 * 86400.0)
+    def report(day: int) -> list[Any]:
+        return [end.value for end in limpet.gather([crawl.push(day), *crawl.push_many([(day,)])])]
+
+    for day in (1, 9):
+        pushed = report.using(id="weekly").push(day)
+        assert pushed.created
+        ground.work(report, crawl)
+        assert pushed.result().value == [day, day]
+        ground.runtime.sleep(8 * 86400)
+        report.queue.sweep()  # type: ignore[attr-defined]
+
+
+def test_steps_of_a_failed_task_go_with_its_receipt(ground: Ground) -> None:
+    """Its id may be used again from then on: the new task must not find them."""
+    report, _ = _failed(ground)
+    ground.runtime.sleep(31 * 86400)
+    report.queue.sweep()
+    assert ground.left() == []
+
+
+def test_a_cancelled_batch_keeps_the_steps_of_its_failed_tasks(ground: Ground) -> None:
+    broken = [True]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        if n == 0 and broken:
+            raise Fail("no money")
+        limpet.sleep(3600)
+        return value
+
+    ids = report.push_many([(0,), (1,)])
+    ground.work(report, until_empty=False)
+    assert report.queue.cancel(ids[0].rpartition(".")[0])
+    assert [key.rsplit("/", 1)[1] for key in ground.left()] == ["0.0000.json"]
+    broken.clear()
+    [again] = report.queue.retry(ids[0])
+    ground.work(report)
+    assert report.queue.result(again).value == 0
+    assert (ground.ran, ground.left()) == ([0, 1], [])
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_retry_keeps_the_steps_of_a_task_whose_lease_could_not_be_read(ground: Ground, batch: bool) -> None:
+    @ground.fleet.task("report")
+    def report(n: int) -> int:
+        value: int = limpet.step(ground.note, n, name="note")
+        limpet.sleep(3600)
+        return value
+
+    ids = [*report.push_many([(0,), (1,)])] if batch else [report.push(0).id]
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    ground.fleet.store.put(queue.storage.keys.lease(ids[0].rpartition(".")[0] or ids[0]), b"{rotten")
+    ground.runtime.sleep(60)
+    ground.work(report, until_empty=False)
+    assert queue.result(ids[0]).state == "failed"
+    ground.runtime.sleep(3600)
+    queue.sweep()
+    again = queue.retry(all=True)
+    ground.work(report)
+    assert sorted(queue.result(id_).value for id_ in again) == [*range(len(ids))]
+    assert (ground.ran, ground.left()) == ([*range(len(ids))], [])
+
+
+def test_what_becomes_pending_while_it_is_looked_for_is_found(ground: Ground) -> None:
+    """A sweep and a signal look for it in `pending/`, then in `scheduled/`. It moves from the second to the first."""
+
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved", timeout_s=1, default="nobody")
+
+    queue: Any = report.queue
+    inspect, sweeper = queue.inspect, queue._sweeper
+    scheduled = inspect.scheduled
+
+    def late(look: Callable[[str], Any]) -> Callable[[str], Any]:
+        def looked(entry: str) -> Any:
+            ground.runtime.sleep(90_000)
+            queue._pusher.promote(now=ground.fleet.store.now(), keys=scheduled(entry))
+            return look(entry)
+
+        return looked
+
+    first = report.using(delay_s=86400).push()
+    inspect.scheduled = late(scheduled)
+    assert limpet.signal(first, "approved", "ann")
+    inspect.scheduled = scheduled
+    second = report.using(delay_s=86400).push()
+    limpet.signal(second, "approved", "bob")
+    ground.runtime.sleep(1200)
+    sweeper._keys_of_scheduled = late(sweeper._keys_of_scheduled)
+    queue.sweep()
+    ground.work(report)
+    assert (first.result().value, second.result().value) == ("ann", "bob")
+
+
+def test_a_task_that_waited_for_a_delayed_one_is_looked_at_by_one_request_afterwards(ground: Ground) -> None:
+    @ground.fleet.task("crawl")
+    def crawl() -> str:
+        return "good"
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> Any:
+        [end] = limpet.gather([crawl.using(delay_s=600).push()])
+        return end.value
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    for _ in range(20):
+        ground.runtime.sleep(60)
+        ground.work(report, until_empty=False)
+    assert crawl.queue.claim().__class__.__name__ == "EntryClaim", "it is pending now, and runs elsewhere"
+    claims = len(ground.kinds("started"))
+    for _ in range(20):
+        ground.runtime.sleep(2)
+        ground.work(report, until_empty=False)
+    assert len(ground.kinds("started")) - claims <= 1
+    assert pushed.result().state == "pending"
 
 
 def test_outside_of_a_task_steps_are_plain_calls() -> None:
@@ -947,6 +1291,16 @@ WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
     "id": (lambda: limpet.gather(_texts()), "'order-7' is not the handle of a task", "what push and push_many return"),
     "one": (lambda: limpet.gather("order-7"), "gather needs a list of tasks, not 'order-7'", "limpet.gather([task])"),  # type: ignore[arg-type]
     "signal": (lambda: limpet.wait_signal(""), "a name must be a non-empty string", ""),
+    "long": (lambda: limpet.wait_signal("x" * 201), "the name of a signal has 201 characters", "use at most 200"),
+    "number": (lambda: limpet.step(fetch, "a", name=5), "the name of a step is a printable text, not 5", "short"),  # type: ignore[arg-type]
+    "control": (lambda: limpet.step(fetch, "a", name="a\nb"), "the name of a step is a printable text", "short"),
+    "surrogate": (lambda: limpet.version("\udcff"), "a change needs a short name, not '\\udcff'", "limpet.version("),
+    "set": (lambda: limpet.gather({*_texts()}), "gather needs a list of tasks: a set", "limpet.gather([task])"),
+    "awaitable": (
+        lambda: limpet.step(lambda: _coroutine(), name="x"),
+        "what step 'x' returned is a coroutine",
+        "await",
+    ),
     "version": (lambda: limpet.version(""), "a change needs a short name, not ''", "limpet.version("),
 }
 
@@ -981,7 +1335,11 @@ def test_wrong_use_outside_of_a_task(ground: Ground) -> None:
         pass
 
     pushed = report.push()
+    every: list[Any] = [()] * 10_001
     for call, said in [
+        (lambda: limpet.signal(pushed, "x" * 201), "the name of a signal has 201 characters"),
+        (lambda: report.push_many(every, batch=1000, then=report), "a task can follow 10000 tasks in 1000 batches"),
+        (lambda: report.push_many(every[:1001], batch=1, then=report), "a task can follow 10000 tasks"),
         (lambda: limpet.wait_signal("go"), "only a task can wait for a signal"),
         (lambda: limpet.signal("order-7", "go"), "'order-7' is not the handle of a task"),  # type: ignore[arg-type]
         (lambda: limpet.signal(pushed, "go", threading.Lock()), "the value of a signal cannot be written as JSON"),

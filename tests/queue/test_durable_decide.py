@@ -31,7 +31,7 @@ from limpet.queue.durable import (
     waiting,
     woken,
 )
-from limpet.queue.entry import AWAITS_MAX, REASON_CHARS_MAX, EntryLease, StepKind, StepRecord, Suspension
+from limpet.queue.entry import AWAITS_MAX, REASON_CHARS_MAX, Content, EntryLease, StepKind, StepRecord, Suspension
 from limpet.store import Version
 from support.clock import EPOCH
 
@@ -98,11 +98,15 @@ def test_the_first_record_counts_whoever_wrote_it() -> None:
 
 
 def test_names_are_derived_from_the_first_life() -> None:
-    origin = origin_of(KEYS, "order-7", 0, batch=False, kept="")
-    assert origin == "queues/report/order-7"
-    assert origin_of(KEYS, "e", 3, batch=True, kept="") == "queues/report/e.3"
-    assert origin_of(KEYS, "order-7~1", 0, batch=False, kept=origin) == origin
-    assert step_key(origin, 2) == "queues/report/order-7#2"
+    pushed = Content(("order-7",), (b"{}",), EPOCH, 0, False, write_id="w1")
+    origin = origin_of(KEYS, "order-7", 0, pushed, batch=False)
+    assert origin == "queues/report/order-7@w1"
+    assert origin_of(KEYS, "e", 3, pushed, batch=True) == "queues/report/e.3@w1"
+    retried = msgspec.structs.replace(pushed, write_id="w2", origin=origin)
+    assert origin_of(KEYS, "order-7~1", 0, retried, batch=False) == origin
+    again = msgspec.structs.replace(pushed, write_id="w3")
+    assert origin_of(KEYS, "order-7", 0, again, batch=False) != origin, "the id is used again, after its receipt"
+    assert step_key(origin, 2) == "queues/report/order-7@w1#2"
     assert pushed_name(origin, 2) == pushed_name(origin, 2)
     assert len({pushed_name(origin, 2), pushed_name(origin, 3), pushed_name(f"{origin}.1", 2)}) == 3
 

@@ -39,6 +39,8 @@ _log = logging.getLogger("limpet.hooks")
 
 AFTER = "limpet:after"
 """The payload's field by which a task is known that runs after others."""
+FOLLOWED_MAX = 1000
+"""How many entries a follower may wait for: their names are in its payload."""
 PUSH_OPTIONS = ("id", "delay_s", "at")
 METHOD = ("self", "cls")
 
@@ -391,6 +393,11 @@ class TaskFunction(Generic[P, R]):
         if then is not None:
             check_follower(then)
         payloads = [self._packed(n, call) for n, call in enumerate(calls)]
+        if then is not None and (len(payloads) > GATHER_MAX or len(payloads) > FOLLOWED_MAX * max(batch, 1)):
+            raise Invalid(
+                f"a task can follow {GATHER_MAX} tasks in {FOLLOWED_MAX} batches at most, not {len(payloads)}",
+                hint=f"use a larger batch= than {batch}, or push in parts",
+            )
         ids = list(self.queue.push_many(payloads, batch=batch, id=id))
         if then is not None:
             then.push_after(ids, many=True, id=None if id is None else f"{id}.then")

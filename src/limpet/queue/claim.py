@@ -443,7 +443,7 @@ class EntryClaim:
 
     def origin(self, n: int) -> str:
         """The name from which those of the pushes of task `n` are derived."""
-        return origin_of(self.storage.keys, self.entry, n, batch=self.batch, kept=self.content.origin)
+        return origin_of(self.storage.keys, self.entry, n, self.content, batch=self.batch)
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.

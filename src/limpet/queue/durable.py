@@ -20,6 +20,7 @@ from limpet.queue.decide import aged, open_tasks
 from limpet.queue.entry import (
     AWAITS_MAX,
     REASON_CHARS_MAX,
+    Content,
     EntryLease,
     StepKind,
     StepRecord,
@@ -36,6 +37,8 @@ LOOK_PART = 4
 
 
 # ---- recorded steps ----
+
+CHANGED = "the code has changed since the task began (limpet.version keeps such a task on the old side)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,7 @@ def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
     """What is said of a step that was recorded under another name."""
     return (
         f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
-        f"{shown(kind, name)}: the code has changed since the task began "
-        "(limpet.version keeps such a task on the old side)"
+        f"{shown(kind, name)}: {CHANGED}"
     )
 
 
@@ -100,12 +102,11 @@ def agreed(outcome: Outcome[StepRecord]) -> Versioned[StepRecord]:
             return now
 
 
-def origin_of(keys: QueueKeys, entry: str, n: int, *, batch: bool, kept: str) -> str:
-    """The name from which those of a task's pushes, and the keys of its steps, are derived.
-
-    `kept`: that of the first life, if this is a retry that keeps the recorded steps.
+def origin_of(keys: QueueKeys, entry: str, n: int, content: Content, *, batch: bool) -> str:
+    """The name from which those of a task's pushes, and the keys of its steps, are derived: another one for each push,
+    since an id can be used again when its receipt has expired. A retry that keeps the recorded steps keeps it.
     """
-    return kept or f"{keys.root}/{task_name(entry, n, batch=batch)}"
+    return content.origin or f"{keys.root}/{task_name(entry, n, batch=batch)}@{content.write_id}"
 
 
 def pushed_name(origin: str, number: int) -> str:

@@ -119,6 +119,7 @@ AttemptRecords = Annotated[list[AttemptRecord], msgspec.Meta(max_length=16)]
 
 AWAITS_MAX = 100
 REASON_CHARS_MAX = 300
+SIGNAL_CHARS_MAX = 200
 PUSHED_ENTRIES_MAX = 20_000
 GATHER_MAX = 10_000
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=STEPS_MAX)]
@@ -254,6 +255,8 @@ class GatheredStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     tasks: Annotated[list[GatheredTask], msgspec.Meta(max_length=GATHER_MAX)]
     values: bool = True
+    sha256: Digest | None = None
+    """Of the queues and ids of the tasks, in their order."""
 
 
 class SignalStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -480,6 +483,7 @@ class Content(msgspec.Struct, frozen=True):
     trace: str = ""
     origin: str = ""
     caller: str = ""
+    write_id: str = ""
 
 
 class Journal(Protocol):
@@ -630,7 +634,9 @@ class Storage:
         return Cell(self.store, self.keys.step(entry, n, number), STEP_CODEC, self.runtime, deletable=True)
 
     def signal(self, entry: str, n: int, name: str) -> Cell[SignalRecord]:
-        """A signal to a task."""
+        """A signal to a task.   Raises: Invalid for an empty, unprintable or long name."""
+        if isinstance(name, str) and len(name) > SIGNAL_CHARS_MAX:
+            raise Invalid(f"the name of a signal has {len(name)} characters", hint=f"use at most {SIGNAL_CHARS_MAX}")
         return Cell(self.store, self.keys.signal(entry, n, name), SIGNAL_CODEC, self.runtime, deletable=True)
 
     def steps_of(self, entry: str, n: int) -> dict[int, Key]:
@@ -790,11 +796,11 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
     if not batch:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
-        told = (task.trace or "", task.origin or "", task.caller or "")
+        told = (task.trace or "", task.origin or "", task.caller or "", task.write_id)
         return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, *told)
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
         raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    told = (header.trace or "", "", header.caller or "")
+    told = (header.trace or "", "", header.caller or "", header.write_id)
     return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *told)

@@ -30,7 +30,7 @@ from limpet.keys import (
 from limpet.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
-from limpet.queue.durable import woken
+from limpet.queue.durable import origin_of, woken
 from limpet.queue.entry import (
     NOTHING,
     Content,
@@ -126,18 +126,32 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         retries=content.retries,
     )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
-    storage.close(entry, batch=batch, steps=seen is not None and bool(seen.value.durable))
+    durable = {*seen.value.durable} if seen is not None else {*()}
+    failed = seen.value.failed if seen is not None else ()
+    storage.close(entry, batch=batch, steps=bool(durable.difference(failed)), keep=failed)
     if content.caller:
         storage.wake(content.caller)
     return stands.state == "cancelled"
 
 
 def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str, *, batch: bool) -> None:
-    """Write a receipt in failed/ for each task of an entry; for a batch also the one that ends it."""
+    """Write a receipt in failed/ for each task of an entry; for a batch also the one that ends it.
+
+    Each may have recorded steps, which only its lease could tell: a retry looks for them.
+    """
     for n, id_ in enumerate(content.ids):
         readable = storage.kept_payload(entry, content.payloads[n]) is None
         payload = msgspec.Raw(content.payloads[n]) if readable else NOTHING
-        receipt = _receipt(storage, "failed", id_, why, raw=raw, payload=payload, retries=content.retries)
+        receipt = _receipt(
+            storage,
+            "failed",
+            id_,
+            why,
+            raw=raw,
+            payload=payload,
+            retries=content.retries,
+            origin=origin_of(storage.keys, entry, n, content, batch=batch),
+        )
         name = task_name(entry, n, batch=batch)
         storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
     if batch:
@@ -320,13 +334,14 @@ class Admin:
 
     def _check_waits(self, id_: str, entry: str) -> None:
         """Raises: Missing unless the entry is pending or scheduled. A role that may not list cannot tell the latter."""
-        if self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))):
+        task = self._keys.tasks(entry, batch=is_batch(entry))
+        if self._storage.exists(task):
             return
         try:
             later = bool(self._inspect.scheduled(entry))
         except Denied:
             later = False
-        if not later:
+        if not later and not self._storage.exists(task):  # it may have become pending meanwhile
             raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
 
     def _swap_to_cancelled(self, entry: str) -> bool:

@@ -17,6 +17,7 @@ from limpet.queue.entry import (
     BATCH_MAX,
     DELAY_MAX_S,
     ENTRY_BYTES_MAX,
+    PUSHED_ENTRIES_MAX,
     PushShape,
     Storage,
     TaskRecord,
@@ -104,6 +105,13 @@ class Pusher:
             packs = iter(whole := [*packs])
             if whole:
                 self._agree(id, name, [*map(len, whole)])
+        elif name is not None:
+            packs = iter(whole := [*packs])
+            if len(whole) > PUSHED_ENTRIES_MAX:
+                raise Invalid(
+                    f"one push of a durable task makes at most {PUSHED_ENTRIES_MAX} entries, not {len(whole)}",
+                    hint="use a larger batch=, or push in parts",
+                )
         while some := [*islice(packs, AT_ONCE)]:
             names = [None if name is None else derived(name, len(made) + k) for k in range(len(some))]
             entries = [

@@ -610,7 +610,7 @@ class BucketQueue(AsyncQueue):
         self._due_s = float("inf")
         """When something that this process has seen is due, where no bell tells."""
         self._gone: set[str] = set()
-        """Awaited entries that were seen to have ended."""
+        """Awaited entries that were seen to be gone, each with the version of the lease that named it."""
         self._pusher = Pusher(self.storage)
         self.discovery = Discovery(self.storage, self._watch, ttl_s=self.policy.ttl_s)
         self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
@@ -627,7 +627,7 @@ class BucketQueue(AsyncQueue):
         data = encoded_payload(payload, self._payload_type)
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            step = steps.push(self.name, partial(self._push_step, data, id, delay_s))
+            step = steps.push(self.name, self._store, partial(self._push_step, data, id, delay_s))
             return Pushed(self._handle(step.id or ""), step.created)
         pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
@@ -652,10 +652,10 @@ class BucketQueue(AsyncQueue):
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
-        encoded = (encoded_payload(payload, self._payload_type) for payload in payloads)
+        encoded = [encoded_payload(payload, self._payload_type) for payload in payloads]  # it may ask for steps itself
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, partial(self._push_steps, encoded, batch, id)).entries
+            entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
         else:
             entries = self._push_many(encoded, batch=batch, id=id)
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
@@ -1130,25 +1130,30 @@ class BucketQueue(AsyncQueue):
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
         if not wanted:
             return True
-        if any(self._is_there(candidate.entry, look) for look in wanted):
+        if any(self._is_there(candidate.entry, look, seen.version) for look in wanted):
             return True
         pace_s = look_again_s((now - modified).total_seconds())
         self.discovery.rests(candidate, at_s + pace_s, ring_s=at_s + LOOK_AGAIN_S)
         self._expect_s(at_s + pace_s)
         return False
 
-    def _is_there(self, entry: str, look: WaitingStep) -> bool:
-        """Whether a task has what it waits for: the signal, or the end of all entries that its lease names."""
+    def _is_there(self, entry: str, look: WaitingStep, version: Version) -> bool:
+        """Whether a task has what it waits for: the signal, or the end of all entries that its lease names.
+
+        What is gone is not looked for again on behalf of the same `version` of the lease. A later one may name an entry
+        again that was only delayed.
+        """
         if look.signal is not None and self.storage.exists(self.storage.keys.signal(entry, look.n, look.signal)):
             return True
         for key in look.awaits if look.signal is None else ():
-            if key in self._gone:
+            gone = f"{version} {key}"
+            if gone in self._gone:
                 continue
             if self.storage.exists(Key(key)):
                 return False
             if len(self._gone) >= LEASES_MAX:
                 self._gone.clear()
-            self._gone.add(key)
+            self._gone.add(gone)
         return look.signal is None
 
     def _take(

@@ -25,6 +25,7 @@ from limpet.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
 from limpet.queue.api import Fail, Pushed, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.durable import (
+    CHANGED,
     KnownStep,
     OtherStep,
     agreed,
@@ -51,13 +52,15 @@ from limpet.queue.entry import (
     Suspension,
     value_bytes,
 )
-from limpet.runtime import in_thread, pause, system
+from limpet.runtime import in_thread, pause, running_coroutine, system
+from limpet.store.api import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
 
 GATHERED_BYTES_MAX = 512 * 1024
+SHORT_ERROR_CHARS = 40
 FOREVER_S = 10 * 366 * 86400.0
 UNREADABLE = "cannot be read; `limpet queue retry --from-scratch` runs the task without its recorded steps"
 PUSHED_BEFORE = (
@@ -84,7 +87,10 @@ class TaskSteps:
     _claim: EntryClaim
     _n: int
 
-    __slots__ = ("_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_task", "_unread")
+    __slots__ = (
+        *("_beside", "_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_task", "_unread"),
+        *("main", "suspended"),
+    )
 
     def __init__(self, queue: Queue, task: Task) -> None:
         self._queue = queue
@@ -92,6 +98,12 @@ class TaskSteps:
         self._log: dict[int, Versioned[StepRecord]] | None = None
         self._next = 0
         self._pushed = False
+        self._beside: dict[Any, bool] = {}
+        """Coroutines beside the handler's own that have taken a number, and whether others did so beside them."""
+        self.main: Any = None
+        """The coroutine of an async handler."""
+        self.suspended: Suspend | None = None
+        """How this run was suspended; no step follows it."""
 
     @property
     def key(self) -> str:
@@ -104,7 +116,13 @@ class TaskSteps:
     # ---- numbers and records ----
 
     def take(self) -> int:
-        """The number of the next step.   Raises: Invalid inside of a step; Fail for one too many; Unsupported."""
+        """The number of the next step.
+
+        Raises: Invalid inside of a step, or where its number would depend on timing; Fail for one too many;
+        Unsupported; Suspend if the run was suspended before.
+        """
+        if self.suspended is not None:
+            raise self.suspended
         if _inside.get() is not None:
             raise Invalid("a step inside of a step has no number", hint="call the function itself")
         reserved = _reserved.get()
@@ -113,11 +131,31 @@ class TaskSteps:
             return reserved
         if self._log is None:
             self._begin()
-        number = self._next
-        if number >= STEPS_MAX:
-            raise Fail(f"a task has at most {STEPS_MAX} steps; push other tasks for the rest")
-        self._next += 1
+        self._check_order()
+        with self._mutex:
+            number = self._next
+            if number >= STEPS_MAX:
+                raise Fail(f"a task has at most {STEPS_MAX} steps; push other tasks for the rest")
+            self._next += 1
         return number
+
+    def _check_order(self) -> None:
+        """Raises: Invalid for a second step in a coroutine that runs beside others with steps.
+
+        Their first steps are numbered as the coroutines start, in the order in which they were made. What follows
+        would be numbered as it comes, in each attempt otherwise, and two steps of one name could swap their values.
+        """
+        task = running_coroutine()
+        if task is None or task is self.main:
+            return
+        if task not in self._beside:
+            others = [each for each in self._beside if not each.done()]
+            self._beside |= dict.fromkeys([*others, task], bool(others))
+        elif self._beside[task]:
+            raise Invalid(
+                "a coroutine that runs beside others with steps may have one step: the order of more depends on timing",
+                hint="make them one step, or push a task for each, and gather these",
+            )
 
     def _begin(self) -> None:
         """The first step.   Raises: Unsupported where there are no steps; Fail after a push that was not numbered."""
@@ -227,7 +265,8 @@ class TaskSteps:
         if left > 0:
             wall = self.wall()
             reason = f"sleeping until {wall + timedelta(seconds=left):%Y-%m-%d %H:%M:%S} UTC"
-            raise Suspend(left, Suspension(reason=reason, step=number, since=wall, due_s=min(left, DELAY_MAX_S)))
+            due_s = min(left, DELAY_MAX_S)
+            raise self._to_suspend(left, Suspension(reason=reason, step=number, since=wall, due_s=due_s))
 
     def _timed(self, number: int, kind: StepKind, name: str, wait_s: float) -> Versioned[StepRecord]:
         found = self.recalled(number, kind, name)
@@ -256,7 +295,12 @@ class TaskSteps:
             signal=signal,
             left=left,
         )
-        return Suspend(wait_s, suspension)
+        return self._to_suspend(wait_s, suspension)
+
+    def _to_suspend(self, wait_s: float, suspension: Suspension) -> Suspend:
+        """What ends this run. It is kept, since a handler may catch it."""
+        self.suspended = self.suspended or Suspend(wait_s, suspension)
+        return self.suspended
 
     def _waited_s(self, number: int) -> float:
         before = self._claim.suspended_before.get(self._n)
@@ -267,25 +311,37 @@ class TaskSteps:
         number, name = numbers[-1], f"{len(handles)} tasks"
         left = self.timer(numbers, timeout_s, "gather")
         found = self.recalled(number, "gather", name)
+        digest = records.digest_of("\0".join(f"{each.queue.name}/{each}" for each in handles).encode())
         if found is None:
             began_at = self.wall()
             results = self._ends(number, handles, left)
-            found = self.record(number, "gather", name, _gathered_bytes(results), began_at=began_at)
+            found = self.record(number, "gather", name, gathered_bytes(results, digest), began_at=began_at)
         gathered = _decoded(found.value.value, GatheredStep, number)
-        if len(gathered.tasks) != len(handles):
-            raise Fail(f"step {number} recorded the ends of {len(gathered.tasks)} tasks, not of {len(handles)}")
-        values = {} if gathered.values else {each.id: each.value for each in _results(handles)}
+        if len(gathered.tasks) != len(handles) or gathered.sha256 not in (None, digest):
+            raise Fail(f"step {number} gathered other tasks, or the same ones in another order: {CHANGED}")
+        values = {} if gathered.values else self._values(number, handles, gathered)
         return [
             Result(
                 str(id_),
                 each.state,
-                _json(each.value) if gathered.values else values.get(str(id_)) if each.state == "completed" else None,
+                _json(each.value) if gathered.values else values.get(str(id_)),
                 error=each.error,
                 attempts=each.attempts,
                 worker=each.worker,
             )
             for id_, each in zip(handles, gathered.tasks, strict=True)
         ]
+
+    def _values(self, number: int, handles: Sequence[TaskHandle], gathered: GatheredStep) -> dict[str, Any]:
+        """The results of the completed tasks of a gather, which were too large for its record.
+
+        Raises: Fail if one is gone.   Cost: that of `results`.
+        """
+        done = [handle for handle, each in zip(handles, gathered.tasks, strict=True) if each.state == "completed"]
+        found = _results(done)
+        if gone := next((each.id for each in found if not each.ok), None):
+            raise Fail(f"step {number} gathered {gone!r}, whose result is gone: a receipt lasts for retention_s")
+        return {each.id: each.value for each in found}
 
     def _ends(self, number: int, handles: Sequence[TaskHandle], left: float | None) -> list[Result]:
         """How the tasks have ended.   Raises: Suspend.   Cost: 1 HEAD while the first of them has not, else that of
@@ -317,12 +373,13 @@ class TaskSteps:
     def wait_signal(self, numbers: Sequence[int], name: str, timeout_s: float | None, default: Any) -> Any:
         """The value of a signal.   Raises: Suspend.   Cost: 1 GET, and 1 PUT when it is there."""
         number, claim = numbers[-1], self._claim
+        signal = claim.storage.signal(claim.entry, self._n, name)
         left = self.timer(numbers, timeout_s, f"signal {name}")
         found = self.recalled(number, "signal", name)
         if found is None:
             began_at = self.wall()
             try:
-                seen = claim.storage.signal(claim.entry, self._n, name).read()
+                seen = signal.read()
             except (Corrupt, Unsupported) as error:
                 raise Fail(f"the signal {name!r} cannot be read: {error}") from None
             if seen is None and (left is None or left > 0):
@@ -358,9 +415,10 @@ class TaskSteps:
             return False
         return True
 
-    def push(self, queue: str, push: Callable[[str, bool, str], PushedStep]) -> PushedStep:
+    def push(self, queue: str, store: Store, push: Callable[[str, bool, str], PushedStep]) -> PushedStep:
         """Push once: `push(name, fresh, caller)` gets the name, and whether no earlier attempt can have used it.
 
+        The `caller` is the queue that is to be woken when what was pushed ends; none for a queue in another store.
         Cost: that of the push, and 1 PUT.
         """
         number = self.take()
@@ -368,7 +426,8 @@ class TaskSteps:
         if found is None:
             began_at = self.wall()
             name = pushed_name(self._claim.origin(self._n), number)
-            pushed = push(name, not self._replays, self._queue.name)
+            caller = self._queue.name if store is self._claim.storage.store else ""
+            pushed = push(name, not self._replays, caller)
             found = self.record(number, "push", queue, records.encode(pushed), began_at=began_at)
         return _decoded(found.value.value, PushedStep, number)
 
@@ -428,19 +487,27 @@ def _results(handles: Sequence[TaskHandle]) -> list[Result]:
     return [found[n] for n in range(len(handles))]
 
 
-def _gathered_bytes(results: Sequence[Result]) -> bytes:
-    def item(result: Result, *, value: bool) -> GatheredTask:
-        data = msgspec.Raw(records.encode(result.value)) if value and result.value is not None else NOTHING
-        error = result.error[:ERROR_CHARS_MAX] if result.error is not None else None
-        return GatheredTask(state=result.state, value=data, error=error, attempts=result.attempts, worker=result.worker)
+def gathered_bytes(results: Sequence[Result], digest: str) -> bytes:
+    """The ends of tasks as a gather records them: without results if these are too large, then with short errors, and
+    at last without errors."""
 
-    data = records.encode(GatheredStep(tasks=[item(each, value=True) for each in results]))
-    if len(data) > GATHERED_BYTES_MAX:
-        short = [
-            msgspec.structs.replace(item(each, value=False), error=(each.error or "")[:40] or None, worker=None)
+    def encoded(error_chars: int, *, values: bool) -> bytes:
+        tasks = [
+            GatheredTask(
+                state=each.state,
+                value=msgspec.Raw(records.encode(each.value)) if values and each.value is not None else NOTHING,
+                error=(each.error or "")[:error_chars] or None,
+                attempts=each.attempts,
+                worker=each.worker if values else None,
+            )
             for each in results
         ]
-        data = records.encode(GatheredStep(tasks=short, values=False))
+        return records.encode(GatheredStep(tasks=tasks, values=values, sha256=digest))
+
+    data = encoded(ERROR_CHARS_MAX, values=True)
+    for error_chars in (SHORT_ERROR_CHARS, 0):
+        if len(data) > GATHERED_BYTES_MAX:
+            data = encoded(error_chars, values=False)
     return data
 
 
@@ -499,10 +566,19 @@ def _name_of(function: Callable[..., Any], name: str | None) -> str:
     if not found or (name is None and "<lambda>" in found):
         what = "a lambda" if found else f"a {type(function).__name__}"
         raise Invalid(f"{what} has no name", hint='give the step one: limpet.step(f, name="...")')
-    return found.rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
+    return _text(found, "the name of a step").rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
+
+
+def _text(name: Any, what: str) -> str:
+    """A name that can be recorded.   Raises: Invalid."""
+    if not isinstance(name, str) or not name.isprintable():
+        raise Invalid(f"{what} is a printable text, not {_shown(name)}", hint="give it a short name")
+    return name
 
 
 def _handles(tasks: Iterable[Any]) -> list[TaskHandle]:
+    if isinstance(tasks, set | frozenset):
+        raise Invalid("gather needs a list of tasks: a set has another order in each run", hint="limpet.gather([task])")
     if isinstance(tasks, Pushed | str) or not isinstance(tasks, Iterable):
         raise Invalid(f"gather needs a list of tasks, not {_shown(tasks)}", hint="limpet.gather([task])")
     found: list[TaskHandle] = []
@@ -555,6 +631,9 @@ def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **k
         began_at = steps.wall()
         with _in_step(number):
             value = function(*args, **kwargs)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise Invalid(f"what step {called!r} returned is a coroutine", hint="await limpet.step_async(...)")
         data = value_bytes(value, f"what step {called!r} returned")
         _typed(data, function, called)
         found = steps.record(number, "step", called, data, began_at=began_at)
@@ -596,6 +675,7 @@ async def _step_async(
                 value = await function(*args, **kwargs)
             else:
                 value = await in_thread(function, *args, **kwargs)
+                value = await value if inspect.isawaitable(value) else value
         if steps is None or began_at is None:
             return value
         data = value_bytes(value, f"what step {called!r} returned")
@@ -687,7 +767,7 @@ def version(change: str) -> bool:
     A task that had come past this place before the change stays on the old side. Outside of a task: True.
     Cost: 1 PUT the first time.
     """
-    if not isinstance(change, str) or not 0 < len(change) <= records.NAME_MAX:
+    if not isinstance(change, str) or not 0 < len(change) <= records.NAME_MAX or not change.isprintable():
         raise Invalid(f"a change needs a short name, not {_shown(change)}", hint='limpet.version("check-first")')
     steps = RUNNING.get()
     return True if steps is None else steps.version(change)

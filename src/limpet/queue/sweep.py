@@ -91,7 +91,7 @@ class Sweeper:
 
         Cost: 1 LIST per 1,000 objects of pending/, failed/ and what of completed/ lies between them, and of scheduled/,
         slots/ and steps/ together; 1 DELETE for each object that goes; 1 GET for each failed task of a batch; up to 2
-        LISTs, 1 HEAD and 1 GET for each entry that has recorded steps.
+        LISTs, 2 HEADs and 1 GET for each entry that has recorded steps.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=grace_s)
         gone = self._drop_failed(before) + self._drop_pending(before)
@@ -107,17 +107,21 @@ class Sweeper:
         return gone
 
     def retain(self) -> int:
-        """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`.
+        """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`, then the steps of
+        failed tasks that can no longer be retried: their ids may be used again.
 
-        Cost: 1 LIST per 1,000 of them.
+        Cost: 1 LIST per 1,000 of them; if receipts of failed tasks went, that of a sweep for recorded steps.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
-        gone = 0
+        gone, failures = 0, False
         for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
             for chunk in _chunks(self._store.list(prefix)):
                 old = [stat.key for stat in chunk if stat.modified < before]
                 self._store.delete_many(old)
                 gone += len(old)
+                failures = failures or (bool(old) and prefix == self._keys.failed)
+        if failures:
+            gone += self._drop_steps(self._store.list(self._keys.steps), self._store.now() - timedelta(seconds=GRACE_S))
         return gone
 
     def _drop_failed(self, before: datetime) -> int:
@@ -170,7 +174,7 @@ class Sweeper:
 
         Young ones are kept whatever the sweep's grace: a retry copies the steps of a task before it pushes it.
 
-        Cost: for each entry that has some up to 2 LISTs and 1 HEAD.
+        Cost: for each entry that has some up to 2 LISTs and 2 HEADs.
         """
         gone = 0
         stats = ((part, stat) for stat in listed if (part := parts_of_step(stat.key)))
@@ -178,8 +182,9 @@ class Sweeper:
             found = [(part[1], stat) for part, stat in group]
             if any(stat.modified > before for _, stat in found):
                 continue
-            waits = self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry)))
-            waits = waits or any(self._keys_of_scheduled(entry))
+            task = self._keys.tasks(entry, batch=is_batch(entry))
+            waits = self._storage.exists(task) or any(self._keys_of_scheduled(entry))
+            waits = waits or self._storage.exists(task)  # it may have become pending between the two
             over = orphaned({n for n, _ in found}, waits=waits, failed=() if waits else self._failed_tasks(entry))
             keys = [stat.key for n, stat in found if n in over]
             gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)

@@ -196,9 +196,11 @@ class DurableActor(Actor):
         self.model.pushed += self.flows.retry(all=True)
 
     def cancel(self) -> None:
-        """An operator ends a durable task."""
-        if self.model.pushed and not batch_of(id_ := self.model.pushed[int(self.chance() * len(self.model.pushed))]):
-            self.flows.cancel(id_)
+        """An operator ends a durable task, or all of a batch."""
+        if self.model.pushed:
+            id_ = self.model.pushed[int(self.chance() * len(self.model.pushed))]
+            part = batch_of(id_)
+            self.flows.cancel(part[0] if part else id_)
 
     def sweep(self) -> None:
         """An operator tidies up."""
@@ -406,7 +408,7 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
         cancelled = receipts.get(FLOWS.failed_of(entry))
         over = done or (cancelled is not None and cancelled.state == "cancelled")
         ended = over or (failed is not None and failed.state != "failed")
-        if failed is not None and failed.state == "failed" and not over:
+        if failed is not None and failed.state == "failed" and not done:
             raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
         if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")

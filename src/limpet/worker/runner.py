@@ -274,7 +274,8 @@ def as_current(task: RunningTask) -> Iterator[None]:
 class UserCall:
     """A block that calls a user's code, and the error that came out of it: any error at all may.
 
-    `Exception`, KeyboardInterrupt, SystemExit and `Suspend` stop here; what ends a thread from outside passes.
+    `Exception`, KeyboardInterrupt, SystemExit, `Suspend` and groups of them stop here; what ends a thread from outside
+    passes.
     """
 
     def __init__(self) -> None:
@@ -285,7 +286,7 @@ class UserCall:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         self.error = error
-        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit, Suspend))
+        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit, Suspend, BaseExceptionGroup))
 
 
 class EventLoop:
@@ -319,6 +320,8 @@ async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -
     import asyncio
 
     task = asyncio.ensure_future(work)
+    if (steps := RUNNING.get()) is not None:
+        steps.main = task
     reason: Exception | None = None
     while not task.done():
         await asyncio.wait({task}, timeout=CANCEL_CHECK_S)
@@ -373,6 +376,17 @@ def classify(error: BaseException, *, lost: bool) -> TaskVerdict:
             return TaskVerdict("fail", str(error), trace=trace_of(error))
         case _:
             return TaskVerdict("retry", one_line(error), trace=trace_of(error))
+
+
+def end_of(error: BaseException | None, suspended: Suspend | None) -> BaseException | None:
+    """How a run has ended whose handler raised `error`, or returned (None), and which was `suspended` or not.
+
+    A handler that catches `Suspend` and returns has not returned: it is suspended all the same. A group of errors, as
+    an `asyncio.TaskGroup` raises it, is a suspension if there is nothing else in it.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        error = error.split(Suspend)[1]
+    return error if error is not None else suspended
 
 
 def record_done(task: Task, value: Any) -> tuple[bool, str]:
@@ -607,13 +621,14 @@ class Runner:
             finally:
                 _current.reset(current)
                 RUNNING.reset(running)
+            error = end_of(call.error, steps.suspended)
             if now.span is None:
-                self._record(now, value, call.error)
+                self._record(now, value, error)
             else:
-                if call.error is not None and not isinstance(call.error, Suspend):
-                    now.span.failed(call.error)
+                if error is not None and not isinstance(error, Suspend):
+                    now.span.failed(error)
                 with span("ack", now.job.queue.name, "internal", message_id=now.task.id):
-                    self._record(now, value, call.error)
+                    self._record(now, value, error)
         except LimpetError as error:
             with suppress(LimpetError):  # it has its verdict, or the store still fails
                 apply_error(now.task, error)
