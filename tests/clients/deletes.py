@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.manifest import (
     DataFile,
@@ -21,7 +22,7 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
-from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
 
 from catalog.test_catalog_avro import vector
 from limpet.catalog.iceberg.avro import AvroBudget, manifest_writer, manifests_in, write_manifest_list
@@ -114,6 +115,18 @@ def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int]]) -
     return files
 
 
+def _with_int_ids(schema: Schema) -> Schema:
+    """The schema of a manifest with the ids of columns as the specification has them: PyIceberg writes them as longs,
+    which Java does not read."""
+    *others, data = schema.fields
+    ids = ListType(element_id=136, element=IntegerType(), element_required=True)
+    fields = [
+        NestedField(each.field_id, each.name, ids, required=False) if each.name == "equality_ids" else each
+        for each in data.field_type.fields
+    ]
+    return Schema(*others, NestedField(data.field_id, data.name, StructType(*fields), required=True))
+
+
 def commit_deletes(table: Table, through: ServiceWriter, snapshot_id: int, files: Sequence[DataFile]) -> None:
     """Add delete files of one partition spec to a table."""
     before = table.refresh().current_snapshot()
@@ -133,6 +146,10 @@ def commit_deletes(table: Table, through: ServiceWriter, snapshot_id: int, files
         @property
         def _meta(self) -> dict[str, str]:
             return {**super()._meta, "content": "deletes"}
+
+        def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+            schema = _with_int_ids(self._with_partition(version))
+            return AvroOutputFile(self._output_file, schema, "manifest_entry", schema, self._meta)
 
     with DeletesWriter(spec, table.schema(), made, snapshot_id, "deflate") as writer:
         for file in files:
@@ -164,7 +181,7 @@ def commit_deletes(table: Table, through: ServiceWriter, snapshot_id: int, files
 def with_equality_deletes(catalog: RestCatalog, through: ServiceWriter, namespace: str) -> Table:
     """A table `t` with deletes of all partitions and of one, each before and after a row that has the same id."""
     schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "city", StringType()))
-    table = catalog.create_table((namespace, "t"), schema)
+    table: Table = catalog.create_table((namespace, "t"), schema)
 
     def append(city: str, *ids: int) -> None:
         table.refresh().append(pa.table({"id": pa.array(ids, pa.int64()), "city": [city] * len(ids)}))
