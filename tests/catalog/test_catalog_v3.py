@@ -386,6 +386,13 @@ def test_schemas_that_are_refused(catalog: Catalog, field: dict[str, Any]) -> No
         commit(catalog, {"action": "add-schema", "schema": {**schema, "schema-id": 1}})
 
 
+@pytest.mark.parametrize("part", ["schema", "partition-spec", "write-order"])
+@pytest.mark.parametrize("wrong", ["x", 5, True, [1], [["fields", []]], {"fields": 5}, {"fields": [5]}])
+def test_parts_of_a_new_table_are_objects(catalog: Catalog, part: str, wrong: Any) -> None:
+    with pytest.raises(Invalid):
+        catalog.create_table(["a"], {**table(), part: wrong, **V3})
+
+
 def deep(levels: int) -> Any:
     type_: Any = "int"
     for n in range(levels):

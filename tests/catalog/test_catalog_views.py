@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from catalog.test_catalog_v3 import FIELDS, WIDE
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Warehouse
@@ -57,6 +58,24 @@ def test_create_load_list_and_drop(catalog: Catalog) -> None:
     for missing in (catalog.load_view, catalog.drop_view):
         with pytest.raises(NoSuchView):
             missing(["a"], "v")
+
+
+def test_a_view_has_columns_of_every_type(catalog: Catalog) -> None:
+    """Also those that PyIceberg lacks, in a new view, a replaced one, and one that is registered."""
+    schema = {**WIDE, "schema-id": 0}
+    made = catalog.create_view(["a"], view(schema=schema))
+    assert metadata(made)["schemas"] == [schema]
+    wider = {**schema, "fields": [*FIELDS, {"id": 20, "name": "more", "required": False, "type": "variant"}]}
+    request = replacement("select 2", **{"schema-id": -1})
+    request["updates"].insert(0, {"action": "add-schema", "schema": wider})
+    found = catalog.replace_view(["a"], "v", request)
+    assert metadata(found)["schemas"] == [schema, {**wider, "schema-id": 1}]
+    catalog.drop_view(["a"], "v")
+    again = catalog.register_view(["a"], "w", str(found.metadata_location))
+    assert metadata(again)["schemas"] == metadata(found)["schemas"]
+    for kind in ("varian", 5, {"type": "list"}):
+        with pytest.raises(Invalid):
+            catalog.create_view(["a"], view("x", schema={**SCHEMA, "fields": [{**FIELDS[0], "type": kind}]}))
 
 
 def test_tables_and_views_share_names(catalog: Catalog) -> None:

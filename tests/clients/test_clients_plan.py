@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
@@ -34,6 +35,7 @@ from pyiceberg.types import (
 
 import limpet
 from clients.conftest import Served
+from clients.deletes import EQUALITY_LEFT, commit_deletes, puffin_deletes, with_equality_deletes
 from clients.ducks import attached
 from limpet.catalog import catalog as catalogs
 from limpet.catalog.catalog import Catalog
@@ -106,6 +108,65 @@ def test_deletes_are_part_of_the_plan(served: Served, planned: RestCatalog, name
     if version == 3:
         assert [len(task.delete_files) for task in tasks] == [1, 1], "a deletion vector is for one file"
     assert sorted(scan.to_arrow()["id"].to_pylist()) == [id_ for id_ in range(20) if id_ not in (2, 3, 14)]
+
+
+def test_deletion_vectors_in_one_puffin_file_are_told_apart(
+    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str
+) -> None:
+    """Spark writes those of several data files into one. Position deletes that a vector replaces are not named."""
+    with closing(attached(served)) as duck:
+        duck.execute(f"USE c.{namespace}")
+        duck.execute("CREATE TABLE t (id BIGINT) WITH ('format-version' = '3')")
+        for n in range(4):
+            duck.execute(f"INSERT INTO t SELECT range FROM range({10 * n}, {10 * n + 10})")
+    table = catalog.load_table((namespace, "t"))
+    urls = {task.file.file_path: [n, n + 1] for n, task in enumerate(table.scan().plan_files())}
+    commit_deletes(table, ServiceWriter(served.url), 7, puffin_deletes(table, "gone", urls))
+    with closing(attached(served)) as duck:
+        left = duck.execute(f"SELECT id FROM c.{namespace}.t ORDER BY id").fetchall()
+    assert len(left) == 32
+    answer = ask(served.url, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {}).json
+    deletes = answer["delete-files"]
+    for task in answer["file-scan-tasks"]:
+        [reference] = task["delete-file-references"]
+        assert deletes[reference]["referenced-data-file"] == task["data-file"]["file-path"]
+    assert len({(each["file-path"], each["content-offset"]) for each in deletes}) == 4
+    assert len({each["file-path"] for each in deletes}) == 1
+    found = planned.load_table((namespace, "t")).scan().to_arrow()["id"].to_pylist()
+    assert [(id_,) for id_ in sorted(found)] == left
+
+
+def planned_rows(answer: dict[str, Any], table: Table) -> list[int]:
+    """The ids of the rows that a client reads by a plan with equality deletes."""
+
+    def read(url: str) -> pa.Table:
+        with table.io.new_input(url).open() as stream:
+            return pq.read_table(pa.BufferReader(stream.read()))
+
+    found: list[int] = []
+    for task in answer["file-scan-tasks"]:
+        gone: set[int] = set()
+        for reference in task.get("delete-file-references", ()):
+            file = answer["delete-files"][reference]
+            assert (file["content"], file["equality-ids"]) == ("equality-deletes", [1])
+            gone |= {*read(file["file-path"])["id"].to_pylist()}
+        found += [id_ for id_ in read(task["data-file"]["file-path"])["id"].to_pylist() if id_ not in gone]
+    return sorted(found)
+
+
+def test_equality_deletes_are_part_of_the_plan(
+    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str
+) -> None:
+    """They apply to older rows: of the same partition, or of all if the spec has no partition."""
+    table = with_equality_deletes(catalog, ServiceWriter(served.url), namespace)
+    path = f"/v1/namespaces/{namespace}/tables/t/plan"
+    answer = ask(served.url, "POST", path, {}).json
+    assert planned_rows(answer, table) == EQUALITY_LEFT
+    where = {"filter": {"type": "eq", "term": "city", "value": "Bergen"}}
+    answer = ask(served.url, "POST", path, where).json
+    assert planned_rows(answer, table) == [10, 13]
+    with pytest.raises(NotImplementedError, match="equality deletes"):
+        planned.load_table((namespace, "t")).scan().to_arrow()
 
 
 def test_an_incremental_scan_has_what_appends_added(

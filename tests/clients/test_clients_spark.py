@@ -24,6 +24,7 @@ from pyiceberg.exceptions import BadRequestError
 
 import limpet
 from clients.conftest import Served
+from clients.deletes import EQUALITY_LEFT, commit_deletes, puffin_deletes, with_equality_deletes
 from clients.ducks import attached
 from limpet.service.client import ServiceWriter
 
@@ -369,6 +370,26 @@ def test_a_compaction_by_limpet_keeps_what_spark_sees(spark: Spark, space: str, 
     assert max(later, key=lambda row: row[2])[0] == 50
     assert table.compact(min_files=2).files
     assert spark.rows(query) == later
+
+
+def test_deletes_that_the_plan_tests_make_are_what_spark_reads(
+    spark: Spark, space: str, catalog: RestCatalog, served: Served
+) -> None:
+    """The reference for `tests/clients/test_clients_plan.py`: DuckDB 1.5.5 applies the equality deletes of a partition
+    to rows of another one too."""
+    name, through = space.removeprefix("c."), ServiceWriter(served.url)
+    with_equality_deletes(catalog, through, name)
+    assert spark.rows(f"SELECT id FROM {space}.t ORDER BY id") == [[id_] for id_ in EQUALITY_LEFT]
+    spark.run(
+        f"CREATE TABLE {space}.v (id BIGINT) USING iceberg TBLPROPERTIES ('format-version' = '3')",
+        *(f"INSERT INTO {space}.v SELECT id FROM range({n}, {n + 10}, 1, 1)" for n in (0, 10, 20)),
+    )
+    table = catalog.load_table((name, "v"))
+    urls = {task.file.file_path: [n, n + 1] for n, task in enumerate(table.scan().plan_files())}
+    commit_deletes(table, through, 7, puffin_deletes(table, "gone", urls))
+    left = catalog.load_table((name, "v")).scan().to_arrow()["id"].to_pylist()
+    assert spark.rows(f"SELECT id FROM {space}.v ORDER BY id") == [[id_] for id_ in sorted(left)]
+    assert len(left) == 24
 
 
 def test_ddl(spark: Spark, space: str, catalog: RestCatalog) -> None:

@@ -571,6 +571,11 @@ class _SnapshotId(msgspec.Struct, rename="kebab"):
     snapshot_id: _Long
 
 
+class _LogEntry(msgspec.Struct, rename="kebab"):
+    metadata_file: _Short
+    timestamp_ms: _Long
+
+
 class _PlainTable(msgspec.Struct, rename="kebab"):
     """The fields that are used here, and their types."""
 
@@ -586,9 +591,7 @@ class _PlainTable(msgspec.Struct, rename="kebab"):
     properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
     snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
     snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    metadata_log: Annotated[
-        list[Annotated[dict[_Short, _Short | _Long], msgspec.Meta(max_length=16)]], msgspec.Meta(max_length=_MANY)
-    ]
+    metadata_log: Annotated[list[_LogEntry], msgspec.Meta(max_length=_MANY)]
     refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
     statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
     next_row_id: _Row | msgspec.UnsetType = msgspec.UNSET
@@ -685,9 +688,13 @@ def _add_snapshot(work: PlainWork, update: Json) -> None:
     )
 
 
+_RETENTION = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
+
+
 def _set_ref(work: PlainWork, update: Json) -> None:
     name = update["ref-name"]
-    ref = {key: value for key, value in update.items() if key not in ("action", "ref-name") and value is not None}
+    left_out = {"action", "ref-name", *(key for key in _RETENTION if update.get(key) is None)}
+    ref = {key: value for key, value in update.items() if key not in left_out}
     if work.table["refs"].get(name) == ref:
         return
     snapshot = work.snapshot(ref["snapshot-id"])

@@ -31,7 +31,6 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table import ManifestGroupPlanner
-from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import (
@@ -53,7 +52,7 @@ from pyiceberg.types import (
 from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.files import Fetch, Input
-from limpet.catalog.iceberg.scan import FetchedFiles
+from limpet.catalog.iceberg.scan import FetchedFiles, SnapshotDeletes
 from limpet.catalog.iceberg.schemas import kebab_names
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
@@ -69,6 +68,8 @@ FILES_MAX = 2000
 """Data files in one answer; the rest of a task is another one."""
 RESIDUALS_BYTES_MAX = 4 << 20
 """Bytes of filters in one answer: each file may repeat the filter."""
+REFERENCES_MAX = 200_000
+"""Pairs of a data file and a delete file in one answer; more if a single data file has more."""
 MANIFESTS_MAX = 100_000
 SNAPSHOTS_MAX = 1000
 """Snapshots in an incremental scan."""
@@ -77,6 +78,11 @@ PLAN_S = 20.0
 Json = dict[str, Any]
 
 
+_CONTENTS = {
+    DataFileContent.DATA: "data",
+    DataFileContent.POSITION_DELETES: "position-deletes",
+    DataFileContent.EQUALITY_DELETES: "equality-deletes",
+}
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
 _Skipped = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -107,9 +113,9 @@ def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, n
     """The plan of a scan: its files if they fit into one answer, else tasks. `request`: also the id of a plan.
 
     An incremental scan has the files that appends after `start-snapshot-id` up to `end-snapshot-id` have added.
-    Raises: Invalid; Missing without that snapshot, or for an id that is none; Unsupported for equality deletes, and
-    what is too large; Corrupt; what `fetch` raises.   Cost: 1 `fetch` of the manifest list (of each append), and those
-    of one task.
+    Raises: Invalid; Missing without that snapshot, or for an id that is none; Unsupported for what is too large, and
+    for a table that PyIceberg cannot read; Corrupt; what `fetch` raises.
+    Cost: 1 `fetch` of the manifest list (of each append), and those of one task.
     """
     given = _fields_in(request, "plan") if isinstance(request, str) else request
     asked = _converted(given, _AskedFields)
@@ -235,24 +241,23 @@ class _PlanReader:
         deletes = self._deletes(manifests)
         tasks: list[Json] = []
         files: dict[str, tuple[int, Json]] = {}
+        pairs = 0
         more: list[str] = []
         most = min(FILES_MAX, max(1, RESIDUALS_BYTES_MAX // len(records.encode(self._filter))))
         for nth, entry in enumerate(self._entries(manifests[task.first : task.last])):
             if nth < task.skip:
                 continue
-            if len(tasks) == most:
+            if len(tasks) == most or pairs >= REFERENCES_MAX:
                 more = [_token({**fields, "skip": nth})]
                 break
             data = entry.data_file
-            applied = deletes.for_data_file(entry.sequence_number or 0, data, partition_key=data.partition)
             references = []
-            for each in sorted(applied, key=lambda file: str(file.file_path)):
-                if field_of(each, "referenced_data_file") not in (None, data.file_path):
-                    continue  # a deletion vector of another file
+            for each in sorted(deletes.of(entry), key=lambda file: str(file.file_path)):
                 key = f"{each.file_path} {field_of(each, 'content_offset')}"
                 if key not in files:
                     files[key] = len(files), self._file(each)
                 references.append(files[key][0])
+            pairs += len(references)
             tasks.append(self._task(data, references))
         return {
             "plan-tasks": more,
@@ -309,22 +314,19 @@ class _PlanReader:
                 if in_partition(entry.data_file) and self._is_wanted(entry.data_file):
                     yield entry
 
-    def _deletes(self, manifests: Sequence[ManifestFile]) -> DeleteFileIndex:
-        index = DeleteFileIndex()
+    def _deletes(self, manifests: Sequence[ManifestFile]) -> SnapshotDeletes:
+        deletes = SnapshotDeletes(self._table)
         for manifest in manifests:
-            if manifest.content != ManifestContent.DELETES:
-                continue
-            for entry in self._read(manifest):
-                if entry.data_file.content != DataFileContent.POSITION_DELETES:
-                    raise Unsupported("the table has equality deletes", hint="plan the scan in the client")
-                index.add_delete_file(entry, partition_key=entry.data_file.partition)
-        return index
+            if manifest.content == ManifestContent.DELETES:
+                for entry in self._read(manifest):
+                    deletes.add(entry)
+        return deletes
 
     def _file(self, file: DataFile) -> Json:
         """A data file or delete file as the protocol writes it. Bounds of columns are left out."""
         is_data = file.content == DataFileContent.DATA
         found: Json = {
-            "content": "data" if is_data else "position-deletes",
+            "content": _CONTENTS[file.content],
             "file-path": file.file_path,
             "file-format": str(file.file_format.value).lower(),
             "spec-id": file.spec_id,
@@ -339,6 +341,8 @@ class _PlanReader:
         }
         if is_data:
             optional["first-row-id"] = field_of(file, "first_row_id")
+        elif file.content == DataFileContent.EQUALITY_DELETES:
+            optional["equality-ids"] = file.equality_ids
         else:
             names = ("referenced-data-file", "content-offset", "content-size-in-bytes")
             optional |= {name: field_of(file, name.replace("-", "_")) for name in names}

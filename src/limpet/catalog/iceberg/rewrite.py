@@ -30,7 +30,6 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import FileScanTask, WriteTask
-from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimestamptzNanoType
 
@@ -44,6 +43,7 @@ from limpet.catalog.iceberg.avro import (
     write_manifest_list,
 )
 from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
+from limpet.catalog.iceberg.scan import SnapshotDeletes
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
@@ -181,8 +181,7 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     snapshot = table.snapshot_by_name(MAIN)
     if snapshot is None:
         return found
-    index, budget = DeleteFileIndex(), AvroBudget()
-    vectors: dict[str, tuple[int, str]] = {}
+    deletes, budget = SnapshotDeletes(table), AvroBudget()
     with readable(what):
         for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget, version=version):
             found.manifests.append(manifest)
@@ -200,19 +199,11 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
                         hint="compact it with the engine that writes them, such as Spark",
                     )
                 id_ = _delete_id(data)
-                if data.file_format == FileFormat.PUFFIN:
-                    vectors[field_of(data, "referenced_data_file")] = (entry.sequence_number or 0, id_)
-                else:
-                    index.add_delete_file(entry, partition_key=data.partition)
+                deletes.add(entry)
                 found.deletes[id_] = data
                 found.deletes_in.setdefault(manifest.manifest_path, []).append(id_)
         for file in found.data if found.deletes else ():
-            data, number = file.entry.data_file, file.entry.sequence_number or 0
-            applied = index.for_data_file(number, data, partition_key=data.partition)
-            file.deletes = frozenset(_delete_id(each) for each in applied)
-            added, id_ = vectors.get(file.url, (-1, ""))
-            if added >= number:  # it holds all earlier position deletes of the file too
-                file.deletes = frozenset((id_,))
+            file.deletes = frozenset(map(_delete_id, deletes.of(file.entry)))
     return found
 
 

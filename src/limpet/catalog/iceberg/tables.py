@@ -374,7 +374,7 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int,
     if not isinstance(given, Mapping) or "fields" not in given:
         raise Invalid("Invalid schema: the schema has no fields")
     schema, ids = with_new_ids(given)
-    spec, order = ({"fields": [], **(request.get(name) or {})} for name in ("partition-spec", "write-order"))
+    spec, order = _part_of(request, "partition-spec"), _part_of(request, "write-order")
     check_spec(spec)
     check_order(order)
     spec["fields"] = [
@@ -400,6 +400,13 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int,
     ]
     ExactCommit(updates, ()).updates  # noqa: B018  (checks the types of what the client sent)
     return created(updates, location, uuid, now_ms)
+
+
+def _part_of(request: Mapping[str, Any], name: str) -> Json:
+    given = request.get(name) or {}
+    if not isinstance(given, Mapping):
+        raise Invalid(f"{name} must be an object")
+    return {"fields": [], **given}
 
 
 def created(updates: Sequence[Json], location: str, uuid: str, now_ms: int) -> Json:
@@ -484,7 +491,8 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
         records.converted(given, _ExactTable)
     except (msgspec.ValidationError, RecursionError) as error:
         raise Invalid(f"the metadata is not valid: {str(error)[:300]}") from None
-    table: Json = {name: value for name, value in given.items() if value is not None}
+    known_names = kebab_names(_ExactTable)
+    table: Json = {name: value for name, value in given.items() if value is not None or name not in known_names}
     for name in _LISTS:
         table.setdefault(name, [])
     table.setdefault("properties", {})
