@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from limpet.catalog.records import Change
+from limpet.catalog.records import Change, Row
 from limpet.catalog.state import (
     LEVELS_MAX,
     NAME_CHARACTERS_MAX,
@@ -21,6 +21,7 @@ from limpet.catalog.state import (
     NoSuchView,
     alike,
     check_alike,
+    check_apart,
     check_free,
     check_name,
     check_namespace,
@@ -40,7 +41,7 @@ from limpet.catalog.state import (
     shown,
     slug,
 )
-from limpet.errors import Conflict, Corrupt, Invalid, Missing
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
 
 TABLE = ["wh/t", "1.json"]
 
@@ -302,6 +303,16 @@ def test_a_namespace_is_empty_if_nothing_is_directly_in_it(key: str, empty: bool
         ({"l/a/bb": 1, "p/a/b.x": 1, "l/a/c": 1, "l/b": 1}, "a/b", None),
         ({"q/a/b": 1, "t/a//b": 1}, "a/b", None),
         ({"l/a/b/c": 1}, "a/bc", None),
+        ({"l/a/b": 1}, "A/b", "a/b"),
+        ({"p/a/b": 1}, "A/B/c", "a/b"),
+        ({"l/a/b/c": 1}, "A/b", "a/b/c"),
+        ({"l/A/b": 1}, "a/b", "A/b"),
+        ({"p/A": 1}, "a/b/c", "A"),
+        ({"l/a/B/C": 1}, "a/b", "a/B/C"),
+        ({"l/A/b": 1}, "a/B", "A/b"),
+        ({"l/\u212a": 1}, "k", "\u212a"),
+        ({"l/\u0130": 1}, "i", "\u0130"),
+        ({"l/A/bb": 1, "l/A/c": 1, "l/B": 1}, "a/b", None),
     ],
 )
 def test_a_folder_belongs_to_one_table(held: dict[str, int], root: str, taken: str | None) -> None:
@@ -322,6 +333,35 @@ def test_a_folder_belongs_to_one_table(held: dict[str, int], root: str, taken: s
     assert reserve(now, [root], own) == (() if root in own else (Change(f"l/{root}", 1),)), "only others are in the way"
 
 
+def test_folders_of_another_case_are_known_after_every_change() -> None:
+    """What is kept of them with each state is what a state that is read anew finds."""
+    now = state({"l/A": 1})
+    assert [*dict(now.cased().items())] == ["a\0A"]
+    steps: list[tuple[Change, ...]] = [
+        (Change("l/B", 1), Change("l/c", 1), Change("t/N//T", ["N", "x"])),
+        (Change("l/A", None), Change("p/A", 1)),
+        (Change("l/b", 1), Change("l/B", None)),
+        (Change("p/A", None),),
+    ]
+    found = []
+    for n, changes in enumerate(steps):
+        now = now.after([Row(f"~{n}", "x", changes)], "2026-11-16T00:00:00.000000+00:00")
+        now = now.forgetting("2026-11-16T00:00:00.000000+00:00")
+        assert dict(now.cased().items()) == dict(state(now.entries()).cased().items())
+        found.append([*dict(now.cased().items())])
+    assert found == [["a\0A", "b\0B"], ["a\0A", "b\0B"], ["a\0A"], []]
+
+
+def test_a_table_beside_one_of_another_case_has_no_credential() -> None:
+    """Catalogs of version 0.1 may have such tables."""
+    now = state({"l/T": 1, "l/t": 1, "l/u": 1, "l/V/x": 1, "l/v": 1})
+    check_apart(now, ["u"])
+    check_apart(now, ["T", "t"])
+    for root, other in (("T", "t"), ("t", "T"), ("v", "V/x"), ("V/x", "v")):
+        with pytest.raises(Unsupported, match=f"the folder '{root}' overlaps with '{other}'"):
+            check_apart(now, ["u", root])
+
+
 def test_each_folder_is_reserved_once_in_order() -> None:
     now = state({"l/own": 1, "l/own/deep": 1})
     assert reserve(now, ["b", "own", "a", "b"], own=("own", "own/deep")) == (Change("l/b", 1), Change("l/a", 1))
@@ -334,6 +374,9 @@ def test_each_folder_is_reserved_once_in_order() -> None:
 @pytest.mark.parametrize(
     ("owners", "clash"),
     [
+        ([["a"], ["A"]], ("a", "a")),
+        ([["A/b"], ["a"]], ("a", "a/b")),
+        ([["A", "a"], ["b"]], None),
         ([], None),
         ([["a"], ["b"]], None),
         ([["a", "a"], ["b"]], None),

@@ -27,7 +27,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import ForbiddenError, SignError, UnauthorizedError
+from pyiceberg.exceptions import BadRequestError, ForbiddenError, SignError, UnauthorizedError
 from pyiceberg.table import Table
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -642,6 +642,26 @@ def test_a_credential_does_what_the_token_may_and_no_more(
             refused()
         assert error.value.response["Error"]["Code"] in ("AccessDenied", "InvalidRequest", "403", "NoSuchBucket"), n
     assert table.refresh().scan().count() == other.refresh().scan().count() == 3
+
+
+def test_a_folder_of_another_case_gives_no_credential_for_a_table(
+    service: CatalogServer, seaweedfs: Bucket, table: Table
+) -> None:
+    """SeaweedFS ignores upper and lower case in policies, and not in keys: a credential for `A/t` opens `a/t` too."""
+    space, _, folder = table.location().rpartition("/a/")
+    other, upper = client(service, "other"), f"{space}/A/{folder}"
+    with pytest.raises(BadRequestError, match="overlaps with"):
+        other.create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema, location=upper)
+    own = other.create_table(("b", f"t{uuid4().hex[:8]}"), ROWS.schema)
+    with pytest.raises(BadRequestError, match="overlaps with"), own.transaction() as change:
+        change.set_properties({"write.data.path": f"{upper}/data"})
+    staged = f"/v1/namespaces/b/tables/none/credentials?staged={quote(upper, safe='')}"
+    assert service.ask("GET", staged, None, {"authorization": f"Bearer {secret('other')}"}).status == 400
+    made = client(service, "boss").create_table(("a", f"T{uuid4().hex[:8]}"), ROWS.schema, location=f"{space}/Chosen")
+    key = f"{space.removeprefix('s3://limpet/')}/chosen/x"
+    store(service, seaweedfs, "etl", made.name()).put_object(Bucket="limpet", Key=key, Body=b"x")  # why it matters
+    with pytest.raises(BadRequestError, match="overlaps with"):
+        client(service, "boss").create_table(("b", "chosen"), ROWS.schema, location=f"{space}/chosen")
 
 
 @pytest.mark.parametrize(

@@ -493,6 +493,19 @@ CATALOG_BUGS = [
         "service/test_service_signing.py::test_the_policy_of_a_table_does_not_match_its_sibling",
     ),
     Bug(
+        "folders that differ in upper and lower case are those of two tables",
+        "F31",
+        0,
+        (
+            Change(
+                "catalog.state._taken",
+                "return found if found is not None else _taken_in_other_case(state, root, own)",
+                "return found",
+            ),
+        ),
+        "catalog/test_catalog_entries.py::test_a_folder_belongs_to_one_table",
+    ),
+    Bug(
         "one credential for all rights",
         "F31",
         0,
@@ -641,10 +654,9 @@ CATALOG_BUGS = [
         (
             Change(
                 "Catalog.table_folders",
-                'return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()',
+                "return roots",
                 'known = self.__dict__.setdefault("_folders_known", {})\n'
-                'found = entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()\n'
-                "return known.setdefault((*namespace, name), found)",
+                "return known.setdefault((*namespace, name), roots)",
             ),
         ),
         "service/test_service_signing.py::test_what_is_signed_and_issued_follows_the_catalog",

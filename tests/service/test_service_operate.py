@@ -55,6 +55,21 @@ def test_no_field_breaks_a_line_or_a_terminal() -> None:
     assert _logged("none", {"a": 1}) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("the location 's3n://AKIA:a-secret@lake/x' is", "the location 's3n://...@lake/x' is"),
+        ("http://u:a-secret@h:1/ and //a-secret@h", "http://...@h:1/ and //...@h"),
+        (f"s3://{'a-secret' * 50}@lake", "s3://...@lake"),
+        ("s3://lake/a@b", "s3://lake/a@b"),
+    ],
+)
+def test_the_log_shows_no_password_of_a_url(text: str, shown: str) -> None:
+    """A client may send one in a location, and an error quotes it."""
+    assert printable(text) == shown
+    assert "a-secret" not in "".join(_logged("json", {"error": text}))
+
+
 def test_strangers_cannot_fill_the_log() -> None:
     out = io.StringIO()
     log = ServiceLog(system(), "json", out)

@@ -41,6 +41,7 @@ from limpet.service.client import secrets_of
 from limpet.service.http import (
     DEPTH_MAX,
     ITEMS_MAX,
+    Caller,
     HttpApp,
     Rejected,
     Request,
@@ -49,6 +50,7 @@ from limpet.service.http import (
     Routes,
     Tokens,
     answer_to,
+    digest_of,
     json_response,
     strict_json,
 )
@@ -432,3 +434,101 @@ def test_too_many_at_once_are_told_to_come_back(app: HttpApp, monkeypatch: pytes
     start, _ = _asked(app, b"/echo", b"[]")
     assert start["status"] == 503
     assert (b"retry-after", b"1") in start["headers"]
+
+
+class _Later:
+    """The runtime of this machine, whose clock a test sets ahead."""
+
+    by_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(system(), name)
+
+    def elapsed_s(self) -> float:
+        return system().elapsed_s() + self.by_s
+
+
+READER = Caller("r", frozenset(("read",)))
+WRITER = Caller("r", frozenset(("read", "write")))
+
+
+@pytest.mark.parametrize(
+    ("late_s", "after", "status"),
+    [
+        (0.0, WRITER, 200),
+        (2.0, WRITER, 200),
+        (2.0, None, 401),
+        (2.0, READER, 403),
+        (2.0, Caller("r", WRITER.rights, (("b",),)), 403),
+    ],
+)
+def test_a_token_that_is_revoked_before_the_body_has_come_does_nothing(
+    late_s: float, after: Caller | None, status: int
+) -> None:
+    """The headers say who it is; the body may come 40 seconds later."""
+    token, clock, handled = b"a-token-of-some-length", _Later(), []
+    digest = digest_of(token.decode())
+    known: list[tuple[bytes, Caller]] = [(digest, WRITER)]
+
+    def handler(request: Request) -> Response:
+        handled.append(request.caller)
+        return Response(200)
+
+    routes = [Route("POST", "/a", handler, Tokens((), lambda: tuple(known)))]
+    app = HttpApp(Routes(routes), clock, body_bytes_max=10)
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        clock.by_s = late_s
+        known[:] = [(digest, after)] if after is not None else []
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", b"Bearer " + token), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    app.close()
+    assert (sent[0]["status"], len(handled)) == (status, int(status == 200))
+
+
+@pytest.mark.parametrize(("after", "ends"), [(WRITER, False), (READER, True), (None, True)])
+def test_a_stream_ends_when_its_token_is_revoked(after: Caller | None, ends: bool) -> None:
+    token, clock = b"a-token-of-some-length", _Later()
+    digest = digest_of(token.decode())
+    known: list[tuple[bytes, Caller]] = [(digest, WRITER)]
+
+    class Stream:
+        parts = 0
+
+        def next(self) -> bytes | None:
+            self.parts += 1
+            if self.parts == 2:
+                clock.by_s = 2.0
+                known[:] = [(digest, after)] if after is not None else []
+            return f"{self.parts} ".encode() if self.parts < 4 else None
+
+        def close(self) -> None:
+            self.parts = 9
+
+    stream = Stream()
+    routes = [
+        Route("GET", "/a", lambda _: Response(200, stream=stream), Tokens((), lambda: tuple(known)), right="read")
+    ]
+    app = HttpApp(Routes(routes), clock, body_bytes_max=10)
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", b"Bearer " + token)]
+    scope = {"type": "http", "method": "GET", "raw_path": b"/a", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    app.close()
+    assert b"".join(each.get("body", b"") for each in sent) == (b"1 " if ends else b"1 2 3 ")
+    assert stream.parts == 9

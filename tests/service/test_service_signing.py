@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -879,6 +883,58 @@ def test_an_sts_that_fails_is_left_alone_for_a_second() -> None:
     sts.is_down = False
     clock.by_s = 1.5
     assert number(issuer, "a") == "2"
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """The URL of a server that answers every request in that way."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "pauses"),
+    [
+        ("PackedPolicyTooLarge", 400, Unsupported, False),
+        ("MalformedPolicyDocument", 400, Unsupported, False),
+        ("AccessDenied", 403, Unavailable, True),
+        ("Throttling", 400, Unavailable, True),
+        ("", 500, Unavailable, True),
+    ],
+)
+def test_a_policy_that_an_sts_refuses_is_that_of_one_table(
+    code: str, status: int, kind: type[Exception], pauses: bool
+) -> None:
+    """Others get their credentials meanwhile: only an STS that fails is left alone for a second."""
+    body = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
+    clock: Any = Ahead()
+    role = "arn:aws:iam::123456789012:role/tables"
+    with answering(status, body) as url:
+        sts = StsClient(role, url, "r", lambda: KEYS, 900, clock)
+        issuer = CredentialSource(HERE, "w", sts, clock)
+        with pytest.raises(kind, match=code or "500"):
+            number(issuer, "t")
+        sts.endpoint = "http://127.0.0.1:1"
+        with pytest.raises(Unavailable, match=(code or "500") if pauses else "gave no valid answer"):
+            number(issuer, "u")
 
 
 def test_so_many_credentials_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

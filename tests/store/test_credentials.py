@@ -115,6 +115,19 @@ def test_a_secret_in_the_url_is_not_repeated(bare: dict[str, str]) -> None:
     assert "hunter2" not in str(invalid.value)
 
 
+@pytest.mark.parametrize("endpoint", ["http://id:hunter2@minio:9000", "https://hunter2@h", "http://h@hunter2:x"])
+def test_an_endpoint_with_a_password_is_refused_and_not_repeated(bare: dict[str, str], endpoint: str) -> None:
+    """A service tells its clients the endpoint."""
+    with pytest.raises(Invalid, match="has a user or password") as invalid:
+        locate(f"s3://acme?endpoint={endpoint}", None, bare)
+    assert "hunter2" not in f"{invalid.value} {invalid.value.hint}"
+
+
+def test_a_place_shows_no_key(bare: dict[str, str]) -> None:
+    place = locate("s3://acme", {"access_key_id": "id", "secret_access_key": "hunter2"}, bare)
+    assert "hunter2" not in f"{place} {place!r}"
+
+
 def test_express_buckets_are_refused(bare: dict[str, str]) -> None:
     with pytest.raises(Unsupported):
         locate("s3://fast--use1-az4--x-s3/prod", None, bare)

@@ -30,6 +30,7 @@ from limpet.catalog.state import (
     Entry,
     Kind,
     Namespace,
+    check_apart,
     check_free,
     check_name,
     check_namespace,
@@ -186,12 +187,18 @@ class Catalog:
         """
         return self._load("t", *_identifier(namespace, name), etag)
 
-    def table_folders(self, namespace: Sequence[str], name: str) -> tuple[str, ...]:
+    def table_folders(self, namespace: Sequence[str], name: str, *, in_policy: bool = False) -> tuple[str, ...]:
         """The folders of a table, as paths below the warehouse; no other table's files are in them.
 
-        Raises: NoSuchTable.   Cost: 0 if this process leads, else 1 GET, without a body if nothing changed.
+        `in_policy`: for the policy of a credential, in which stores may ignore upper and lower case.
+        Raises: NoSuchTable; Unsupported, see `check_apart`.
+        Cost: 0 if this process leads, else 1 GET, without a body if nothing changed.
         """
-        return entry_in(self._known_or_read(), "t", *_identifier(namespace, name)).roots()
+        state = self._known_or_read()
+        roots = entry_in(state, "t", *_identifier(namespace, name)).roots()
+        if in_policy:
+            check_apart(state, roots)
+        return roots
 
     def staged_folders(self, namespace: Sequence[str], name: str, location: str) -> tuple[str, ...]:
         """The folder of a table that is staged at `location`, as `table_folders`; the table must not exist yet.

@@ -34,7 +34,7 @@ from limpet.catalog.records import (
     Tail,
 )
 from limpet.cell import Codec
-from limpet.errors import Conflict, Corrupt, Invalid, Missing
+from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
 from limpet.ledger import AppliedBatch, Publication
 from limpet.records import digest_of, json_text, moment
 from limpet.sortedmap import SortedMap
@@ -57,7 +57,7 @@ _decode = msgspec.json.Decoder().decode
 class CatalogState:
     """Entries by key, in order, and answers by the id of their request."""
 
-    __slots__ = ("_answers", "_entries", "_kept", "_used")
+    __slots__ = ("_answers", "_cased", "_entries", "_kept", "_used")
 
     def __init__(
         self, entries: Mapping[str, Any] | None = None, answers: Mapping[str, RememberedAnswer] | None = None
@@ -66,6 +66,7 @@ class CatalogState:
         self._answers = SortedMap(answers)
         self._used = SortedMap(dict.fromkeys(_client_keys(answers or ()), True))
         self._kept = len(self._answers)
+        self._cased: SortedMap | None = None
 
     @staticmethod
     def of_texts(texts: Mapping[str, str], answers: Mapping[str, RememberedAnswer]) -> CatalogState:
@@ -107,18 +108,30 @@ class CatalogState:
         """Whether any granted request had this id of a client."""
         return key in self._used
 
+    def cased(self) -> SortedMap:
+        """The folders that have upper-case letters, as `cased_key`. Most catalogs have none.
+
+        Cost: the first call reads all folders; later states inherit the result.
+        """
+        if self._cased is None:
+            found = (key for kind in (LIVE, PURGED) for key in self.keys_under(f"{kind}/"))
+            self._cased = SortedMap(dict.fromkeys(sorted(filter(None, map(cased_key, found))), True))
+        return self._cased
+
     def after(self, rows: Iterable[Row], at: str) -> CatalogState:
         """The state after rows that were published at that time.   Cost: proportional to their changes."""
-        entries, answers, used = self._entries, self._answers, self._used
+        entries, answers, used, cased = self._entries, self._answers, self._used, self._cased
         for row in rows:
             for change in row.changes:
                 if change.key != ACTOR:
                     gone = change.value is None
                     entries = entries.without(change.key) if gone else entries.put(change.key, json_text(change.value))
+                    if cased is not None and (mark := cased_key(change.key)) is not None:
+                        cased = _without_folder(cased, entries, mark) if gone else cased.put(mark, True)
             answers = answers.put(row.id, RememberedAnswer(row.what, at, row.result))
             for key in _client_keys([row.id]):
                 used = used.put(key, True)
-        return _state(entries, answers, used, self._kept)
+        return _state(entries, answers, used, self._kept, cased)
 
     def forgetting(self, at: str) -> CatalogState:
         """The state without expired answers, as of the time `at` of the newest commit.
@@ -132,7 +145,7 @@ class CatalogState:
             if answer.at >= (minted if id_.startswith(MINTED) else given)
         }
         used = SortedMap(dict.fromkeys(_client_keys(kept), True))
-        return _state(self._entries, SortedMap(kept), used, len(kept))
+        return _state(self._entries, SortedMap(kept), used, len(kept), self._cased)
 
     def tidied(self, at: str) -> CatalogState:
         """`forgetting`, if the number of answers has grown enough since the last time."""
@@ -151,10 +164,25 @@ class CatalogState:
         return dict(self._answers.items())
 
 
-def _state(entries: SortedMap, answers: SortedMap, used: SortedMap, kept: int) -> CatalogState:
+def _state(entries: SortedMap, answers: SortedMap, used: SortedMap, kept: int, cased: SortedMap | None) -> CatalogState:
     made = CatalogState.__new__(CatalogState)
-    made._entries, made._answers, made._used, made._kept = entries, answers, used, kept
+    made._entries, made._answers, made._used, made._kept, made._cased = entries, answers, used, kept, cased
     return made
+
+
+def cased_key(key: str) -> str | None:
+    """For the key of a folder with upper-case letters: its `folded` form, a mark, and the folder; else None."""
+    if not key.startswith((f"{LIVE}/", f"{PURGED}/")):
+        return None
+    root = key[2:]
+    name = folded(root)
+    return f"{name}{MARK}{root}" if name != root else None
+
+
+def _without_folder(cased: SortedMap, entries: SortedMap, mark: str) -> SortedMap:
+    """A folder may be released as a live one and recorded as a purged one by the same request."""
+    root = mark.partition(MARK)[2]
+    return cased if any(f"{kind}/{root}" in entries for kind in (LIVE, PURGED)) else cased.without(mark)
 
 
 def scoped(key: str, digest: str) -> str:
@@ -269,6 +297,8 @@ def _unescaped(part: str) -> str:
 
 
 LIVE, PURGED = "l", "p"
+MARK = "\0"
+"""It is in no name of a folder."""
 
 Content = Literal["t", "v"]
 """Tables and views, by the first letter of their keys."""
@@ -378,7 +408,11 @@ def is_empty(state: CatalogState, namespace: Namespace) -> bool:
 
 
 def reserve(state: CatalogState, roots: Iterable[str], own: Sequence[str] = ()) -> tuple[Change, ...]:
-    """Reserve folders for a table; it has those in `own` already.   Raises: Invalid, if one overlaps with another's."""
+    """Reserve folders for a table; it has those in `own` already.
+
+    Raises: Invalid, if one overlaps with another's. Upper and lower case are the same: some stores ignore them in the
+    policies of credentials (SeaweedFS 4.48 does).
+    """
     wanted = [root for root in dict.fromkeys(roots) if root not in own]
     for root in wanted:
         taken = _taken(state, root, {*own})
@@ -390,6 +424,21 @@ def reserve(state: CatalogState, roots: Iterable[str], own: Sequence[str] = ()) 
     return tuple(Change(f"{LIVE}/{root}", 1) for root in wanted)
 
 
+def check_apart(state: CatalogState, roots: Sequence[str]) -> None:
+    """Check that the folders of a table differ from those of others by more than upper and lower case.
+
+    In tables of earlier versions `reserve` did not see to that.   Raises: Unsupported.
+    """
+    for root in roots:
+        other = _taken_in_other_case(state, root, {*roots})
+        if other is not None:
+            raise Unsupported(
+                f"the folder {root!r} overlaps with {other!r}, which belongs to another table, but for upper and lower "
+                "case; a store may ignore that in policies",
+                hint="use remote signing for this table",
+            )
+
+
 def free_in(state: CatalogState) -> Callable[[str], bool]:
     """A function that tells whether a folder belongs to no table in this state."""
     return lambda root: _taken(state, root, set()) is None
@@ -399,7 +448,7 @@ def overlapping(owners: Sequence[Sequence[str]]) -> tuple[str, str] | None:
     """Two equal or nested folders of different owners; None if there are none."""
     owner_of: dict[str, int] = {}
     for owner, roots in enumerate(owners):
-        for root in roots:
+        for root in map(folded, roots):
             if owner_of.setdefault(root, owner) != owner:
                 return root, root
     for root, owner in owner_of.items():
@@ -415,8 +464,33 @@ def _above(root: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
 
 
+def folded(root: str) -> str:
+    """A form that is equal for folders that differ only in upper and lower case, however a store compares those."""
+    return root.replace("\u0130", "i").casefold()
+
+
 def _taken(state: CatalogState, root: str, own: set[str]) -> str | None:
-    """A folder of another table that is equal to this one, contains it, or is inside it."""
+    """A folder of another table that is equal to this one, contains it, or is inside it; whatever the case is."""
+    found = _taken_in_same_case(state, root, own)
+    return found if found is not None else _taken_in_other_case(state, root, own)
+
+
+def _taken_in_other_case(state: CatalogState, root: str, own: set[str]) -> str | None:
+    name, cased = folded(root), state.cased()
+    if name != root and (found := _taken_in_same_case(state, name, own)) is not None:
+        return found
+    if not len(cased):
+        return None
+    for prefix in (*(f"{above}{MARK}" for above in _above(name)), f"{name}/"):
+        for key, _ in cased.items(prefix):
+            if not key.startswith(prefix):
+                break
+            if (other := key.partition(MARK)[2]) not in own:
+                return other
+    return None
+
+
+def _taken_in_same_case(state: CatalogState, root: str, own: set[str]) -> str | None:
     kinds = [kind for kind in (LIVE, PURGED) if next(state.keys_under(f"{kind}/"), None)]
     for above in _above(root):
         if above not in own and any(f"{kind}/{above}" in state for kind in kinds):

@@ -72,6 +72,8 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 """Bucket bounds of the latency histograms."""
 BUFFERED_BYTES_MAX = 64 << 20
 """Bytes of request bodies in memory, over all connections. Requests beyond it are answered with 503."""
+RECHECK_S = 1.0
+"""The token of a request is checked again when it is handled, if the last check is older: its body may come slowly."""
 DRAIN_FACTOR = 2
 PATH_BYTES_MAX = 8192
 QUERY_FIELDS_MAX = 32
@@ -85,6 +87,9 @@ RETRY_AFTER = (b"retry-after", b"1")
 _CLOSE = (b"connection", b"close")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _QUIET = ("/healthz", "/readyz", "/metrics")
+USER_INFO_MAX = 2048
+_USER_INFO = re.compile(rf"//[^/?#\s'\"]{{1,{USER_INFO_MAX}}}@")
+"""The user and password of a URL, such as `s3n://ID:SECRET@bucket/`."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -513,6 +518,8 @@ class Admission:
     refusal: Response | None = None
     error: str = ""
     taken_bytes: int = 0
+    checked_s: float = 0.0
+    """When its token was last checked."""
 
 
 class HttpApp:
@@ -543,6 +550,7 @@ class HttpApp:
     def admit(self, method: str, raw_path: bytes, headers: Headers, peer: str) -> Admission:
         """Admit or refuse a request from its headers alone. A refusal is counted and logged here."""
         admission = Admission(self._runtime.elapsed_s(), method, peer, self._id_of(headers))
+        admission.checked_s = admission.since_s
         try:
             _check_same_site(headers)
             route, admission.names = self._routes.find(method, raw_path)
@@ -587,7 +595,7 @@ class HttpApp:
             if response.stream is None:
                 await _send(send, admission, response)
             else:
-                await self._send_stream(send, receive, admission, response, response.stream)
+                await self._send_stream(send, receive, admission, scope["headers"], response, response.stream)
 
     async def _answer(self, admission: Admission, scope: Scope, receive: Receive) -> Response:
         route = admission.route
@@ -597,16 +605,44 @@ class HttpApp:
                 raise Unavailable("too many requests at once")
             body = b"" if route.tokens is None else await self._body(admission, scope, receive)
             headers = scope["headers"]
+            self._check_again(admission, headers)
             request = Request(admission.method, admission.names, scope["query_string"], headers, body, admission.caller)
             return route.handle(request) if route.quick else await self._threads.run(partial(route.handle, request))
         except LimpetError as error:
             admission.error = f"{type(error).__name__}: {error}"
             return answer_to(error)
 
+    def _check_again(self, admission: Admission, headers: Headers) -> None:
+        """Authenticate again: the token may have been revoked since the headers came, or its rights may have changed.
+
+        Raises: TokenUnknown; Denied.
+        """
+        route, now_s = admission.route, self._runtime.elapsed_s()
+        if route is not None and route.tokens is not None and now_s - admission.checked_s >= RECHECK_S:
+            admission.caller, admission.checked_s = route.tokens.authenticate(headers), now_s
+
+    def _is_same_caller(self, admission: Admission, headers: Headers) -> bool:
+        """Whether a token that was known before still is, with the same rights."""
+        caller = admission.caller
+        try:
+            self._check_again(admission, headers)
+        except Denied:
+            return False
+        return admission.caller == caller
+
     async def _send_stream(
-        self, send: Send, receive: Receive, admission: Admission, response: Response, stream: EventStream
+        self,
+        send: Send,
+        receive: Receive,
+        admission: Admission,
+        sent: Headers,
+        response: Response,
+        stream: EventStream,
     ) -> None:
-        """Send the parts of a stream until it ends, or its client goes. Each is waited for in a thread."""
+        """Send the parts of a stream until it ends, its client goes, or its token is revoked or has other rights.
+
+        Each is waited for in a thread. `sent`: the headers of the request.
+        """
         headers = [*response.headers, (b"x-request-id", admission.id.encode())]
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -620,7 +656,7 @@ class HttpApp:
                     stream.close()
                     await waits
                     return
-                part = waits.result()
+                part = waits.result() if self._is_same_caller(admission, sent) else None
             await send({"type": "http.response.body", "body": b""})
         finally:
             gone.cancel()
@@ -1326,7 +1362,8 @@ class _LibraryLog(logging.Handler):
 
 
 def printable(text: str) -> str:
-    """`text` as one line of bounded length, without control characters for a terminal."""
+    """`text` as one line of bounded length, without control characters for a terminal, or passwords in URLs."""
+    text = _USER_INFO.sub("//...@", text[: 2 * USER_INFO_MAX])
     return records.printable(text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}...")
 
 

@@ -359,17 +359,19 @@ class Rest:
             raise Unsupported(
                 "this service does not issue credentials", hint="start it with --sts-role-arn, or use remote signing"
             )
-        folders = self._folders(request, *_identifier_of(request), request.query().get(STAGED))
+        folders = self._folders(request, *_identifier_of(request), request.query().get(STAGED), in_policy=True)
         found = self._issuer.storage_credentials(folders, may_write="write" in request.caller.rights)
         return json_response({"storage-credentials": found})
 
-    def _folders(self, request: Request, namespace: list[str], name: str, staged: str | None) -> tuple[str, ...]:
+    def _folders(
+        self, request: Request, namespace: list[str], name: str, staged: str | None, *, in_policy: bool = False
+    ) -> tuple[str, ...]:
         """The folders of a table, or the one where the client has staged it. To stage one is to write.
 
-        Raises: NoSuchTable; Denied; see `Catalog.staged_folders`.
+        Raises: NoSuchTable; Denied; see `Catalog.table_folders` and `staged_folders`.
         """
         try:
-            return self._catalog.table_folders(namespace, name)
+            return self._catalog.table_folders(namespace, name, in_policy=in_policy)
         except NoSuchTable:
             if staged is None:
                 raise
@@ -392,7 +394,8 @@ class Rest:
         config = signer_config(path, f"sign{query}", request.caller.name)
         more: dict[str, Any] = {}
         if issuer is not None:
-            folders, may_write = self._folders(request, namespace, name, staged), "write" in request.caller.rights
+            folders = self._folders(request, namespace, name, staged, in_policy=True)
+            may_write = "write" in request.caller.rights
             [issued] = more["storage-credentials"] = issuer.storage_credentials(folders, may_write=may_write)
             config = {**issued["config"], REFRESH: f"{path}/credentials{query}"}
         return _loaded(

@@ -58,6 +58,8 @@ CREDENTIALS_MAX = 10_000
 LIFE_S = 3600
 
 _ROLE = re.compile(r"arn:([a-z][a-z0-9-]*):iam::(?:[0-9a-zA-Z]*:)?role/[\w+=,.@/-]{1,512}", re.ASCII)
+_BAD_POLICY = frozenset(("PackedPolicyTooLarge", "MalformedPolicyDocument"))
+"""What an STS answers because of one table's folders. It says nothing of other tables."""
 _CREDENTIAL = re.compile(r"[!-~]{1,16384}")
 _HeaderValues = Annotated[
     list[Annotated[str, msgspec.Meta(max_length=HEADER_CHARACTERS_MAX)]], msgspec.Meta(max_length=HEADERS_MAX)
@@ -166,7 +168,8 @@ class StsClient:
     def assume(self, policy: str, keys: S3Keys | None = None) -> ShortLivedKeys:
         """A credential with the rights of the role, as far as `policy` allows (empty: all). `keys`: of the caller.
 
-        Raises: Unavailable, also if the STS refuses.   Cost: 1 request to the STS.
+        Raises: Unavailable, also if the STS refuses; Unsupported if it refuses this policy.
+        Cost: 1 request to the STS.
         """
         fields = {"Action": "AssumeRole", "Version": "2011-06-15", "RoleArn": self._role_arn, "Policy": policy}
         fields |= {"RoleSessionName": "limpet", "DurationSeconds": str(self.life_s)}
@@ -187,9 +190,14 @@ class StsClient:
         except (OSError, HTTPException, ValueError) as error:
             raise Unavailable(f"the STS at {self.endpoint} gave no valid answer: {error}", hint="try again") from None
         if status != 200:
-            code = next((each.text for each in answer.iter() if each.tag.endswith("Code")), "")
+            code = str(next((each.text for each in answer.iter() if each.tag.endswith("Code")), "") or "")[:100]
+            if code in _BAD_POLICY:
+                raise Unsupported(
+                    f"no credential is issued: the STS refused its policy: {code}",
+                    hint="use remote signing for this table",
+                )
             raise Unavailable(
-                f"the STS at {self.endpoint} refused AssumeRole: {status} {code or ''!s:.100}",
+                f"the STS at {self.endpoint} refused AssumeRole: {status} {code}",
                 hint="the service's identity must be trusted by the role: see docs/how-to/signing.md",
             )
         return self._issued(answer)

@@ -43,7 +43,7 @@ class Place:
     scheme: str
     bucket: str
     prefix: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     profile: str | None = None
 
     @property
@@ -104,6 +104,11 @@ def check_endpoint(endpoint: str) -> None:
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         fine = False
+    if "@" in endpoint:
+        raise Invalid(
+            "the endpoint has a user or password, which clients of the catalog would be told",
+            hint="requests are signed with the access key: leave them out",
+        )
     if not fine or not endpoint.isascii() or not endpoint.isprintable() or set(endpoint) & set(' "<>\\^`{|}'):
         raise Invalid(
             f"the endpoint {endpoint!r} is not a URL",
