@@ -507,6 +507,13 @@ CATALOG_BUGS = [
         "catalog/test_catalog_maintain.py::test_a_compaction_copies_no_file_of_another_table",
     ),
     Bug(
+        "a catalog that is imported chooses what its client runs",
+        "issue 17, import",
+        0,
+        (Change("BoundedRestCatalog._fetch_config", "self.properties = {**own, **theirs}", "del own, theirs"),),
+        "clients/test_clients_import.py::test_a_source_chooses_neither_code_nor_the_receiver_of_a_secret",
+    ),
+    Bug(
         "queries under way do not keep their files",
         "issue 17, maintenance",
         17,
