@@ -85,7 +85,7 @@ def test_the_tables_of_a_sql_catalog_are_registered(tmp_path: Path, fleet: limpe
     assert fleet.catalog().namespaces().names == [], "nothing was done yet"
     assert outcomes(fleet.import_catalog(uri(tmp_path), name="old")) == everything
     catalog = fleet.catalog()
-    assert catalog.namespace(["sales"]) == {}, "its location is elsewhere"
+    assert catalog.namespace(["sales"]) == {"owner": "me"}, "its location is elsewhere"
     assert catalog.tables(["sales", "north"]).names == ["orders"]
     assert outcomes(fleet.import_catalog(uri(tmp_path), name="old")) == dict.fromkeys(everything, "present")
     with (

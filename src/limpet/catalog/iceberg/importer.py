@@ -24,7 +24,7 @@ from requests import PreparedRequest, Response, Session
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import Draft, draft_registered, draft_registered_view
 from limpet.catalog.state import Content, NoSuchTable, NoSuchView
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
 
 NAMESPACES_MAX = 1_000_000
@@ -301,7 +301,7 @@ def import_tables(
                     unlisted = unlisted or _short(error)
             if unlisted:
                 yield ImportedTable(namespace[:-1], namespace[-1], "failed", reason=unlisted, kind="namespace")
-            problem = _make(writer, namespace, properties) if writer is not None else ""
+            problem = _make(writer, namespace, _fitting(catalog.warehouse, properties)) if writer is not None else ""
             for kind, name in names:
                 if problem:
                     yield ImportedTable(namespace, name, "failed", reason=problem, kind=_KINDS[kind])
@@ -310,10 +310,7 @@ def import_tables(
 
 
 def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[str, str]) -> str:
-    """Create a namespace unless it exists; returns why that is not possible.
-
-    Its location is left out if it is outside of this warehouse.
-    """
+    """Create a namespace unless it exists, without properties if they are too many; returns why that cannot be."""
     problem = ""
     for given in (properties, {}):
         try:
@@ -325,6 +322,16 @@ def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[
         else:
             return ""
     return problem
+
+
+def _fitting(warehouse: Warehouse, properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a namespace that are allowed here: not a location outside of this warehouse."""
+    kept: dict[str, str] = {}
+    for name, value in properties.items():
+        with suppress(Invalid):
+            warehouse.check_properties({name: value})
+            kept[name] = value
+    return kept
 
 
 def _imported(
