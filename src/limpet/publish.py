@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from limpet.catalog.catalog import Catalog
+from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.iceberg.files import (
     Column,
     Contents,
@@ -32,7 +32,7 @@ from limpet.catalog.iceberg.files import (
     data_file,
     stage_request,
 )
-from limpet.catalog.maintain.decide import ExpiryPlan, expired, expiry_updates, history_of, policy_of
+from limpet.catalog.maintain.decide import expired, expiry_request, policy_of
 from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
 from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
@@ -170,7 +170,7 @@ class _PublishPlan:
     keep: Sequence[File]
     drop: Sequence[File]
     due: Sequence[ShardGroup]
-    expiring: ExpiryPlan
+    expiring: Mapping[str, Any]
 
     @property
     def is_current(self) -> bool:
@@ -263,14 +263,15 @@ class IndexPublisher(TableChange):
                 drop.append(file)
         due = [part for tag, part in parts.items() if tag not in keep]
         location = loaded.metadata_location if loaded else None
-        expiring = self._expiring(loaded.metadata) if loaded else ExpiryPlan((), ())
+        expiring = self._expiring(loaded) if loaded else {}
         return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due, expiring)
 
-    def _expiring(self, metadata: bytes) -> ExpiryPlan:
-        """The snapshots that go with the next commit, by the table's own rules (`TableMaintenance.expire`)."""
-        history = history_of(metadata, self._shown)
+    def _expiring(self, loaded: LoadedTable) -> Mapping[str, Any]:
+        """What the next commit requires and changes so that old snapshots go, as with `TableMaintenance.expire`."""
+        history = self._history(loaded)
         now_ms = int(self._storage.store.now().timestamp() * 1000)
-        return expired(history, policy_of(history.properties), now_ms)
+        plan = expired(history, policy_of(history.properties), now_ms)
+        return expiry_request(history, plan) if plan and history.owns_files() else {}
 
     def _manifest(self) -> Manifest:
         """The current manifest.   Raises: Missing.   Cost: 1 GET."""
@@ -304,7 +305,8 @@ class IndexPublisher(TableChange):
                 )  # the changed parts have no live record
             stamp = self._stamp()
             request, writes = commit_of(contents, files, stamp)
-            request["updates"] += expiry_updates(plan.expiring)
+            for part, more in plan.expiring.items():
+                request[part] += more
             self._write(writes, written)
         except LimpetError:
             self._remove(written)
@@ -312,11 +314,10 @@ class IndexPublisher(TableChange):
         try:
             location = writer.commit_table(self._namespace, self._name, request)
         except (Conflict, NoSuchTable):
-            location = self._landed(stamp)
+            location = self._landed(request, written)
             if not location:
-                self._remove(written)  # F4: only after a definite refusal no commit can name them
                 return None
-        except (Invalid, Denied, Missing):
+        except (Invalid, Denied):
             self._remove(written)
             raise
         return self._report(location, files, contents, stamp)

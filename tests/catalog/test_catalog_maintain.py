@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ import limpet
 from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import plan
+from limpet.catalog.maintain.tables import LedCatalogWriter
 from limpet.catalog.state import CommitFailed, NoSuchTable
-from limpet.errors import Corrupt, Invalid, Missing, Unsupported
+from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.publish import IndexPublisher
 from limpet.testing import drain
 from support.catalog import append, metadata
 from support.catalog import table as new_table
@@ -223,6 +226,49 @@ def test_a_deleted_row_does_not_come_back(fleet: Fleet) -> None:
     assert read(fleet) == [0, 1, 2, 4, 5]
 
 
+def test_a_commit_that_was_sent_twice_and_has_expired_keeps_its_files(fleet: Fleet) -> None:
+    """F1: a proxy sends it, waits in vain for an answer, and sends it again. Others commit meanwhile; it expires."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    table = fleet.maintain(WHERE, "t")
+
+    class Proxied(LedCatalogWriter):
+        def commit_table(self, namespace: Any, name: str, request: Any) -> str:
+            super().commit_table(namespace, name, request)
+            Through(self._catalog).load().append(rows(50))
+            fleet.maintain(WHERE, "t", through=LedCatalogWriter(self._catalog)).expire(max_age=NOW)
+            return super().commit_table(namespace, name, request)
+
+    with fleet.lead_catalog() as catalog:
+        maintained = fleet.maintain(WHERE, "t", through=Proxied(catalog))
+        with pytest.raises(OutcomeUnknown, match="was refused, and may be there"):
+            maintained.compact()
+    assert read(fleet) == [*range(6), 50]
+    assert len(snapshots(fleet)) == 1
+    assert not table.compact().commits, "it is compacted"
+
+
+@pytest.mark.parametrize(("value", "may"), [("false", False), ("FALSE", False), ("no", False), ("True", True)])
+def test_files_that_others_own_stay(fleet: Fleet, value: str, may: bool) -> None:
+    """`gc.enabled=false`: a table that was copied, or imported while another catalog goes on with it."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(0)), lambda table: table.overwrite(rows(1)))
+    change(fleet, lambda table: table.transaction().set_properties({"gc.enabled": value}).commit_transaction())
+    table, before = fleet.maintain(WHERE, "t"), files(fleet)
+    acts: list[Callable[[], object]] = [
+        lambda: table.expire(max_age=NOW),
+        lambda: table.remove_orphans(grace=NOW, quiesced=True),
+    ]
+    for act in acts:
+        if may:
+            act()
+        else:
+            with pytest.raises(Unsupported, match=r"gc\.enabled"):
+                act()
+    assert (files(fleet) == before) is not may
+    assert (len(snapshots(fleet)) == 1) is may
+
+
 def test_a_short_grace_time_is_refused(fleet: Fleet) -> None:
     create(fleet)
     with pytest.raises(Invalid, match="too short"):
@@ -306,6 +352,37 @@ def test_a_published_index_expires_its_old_snapshots() -> None:
                 catalog.commit_table(("indexes",), "recs", {"requirements": [], "updates": [update]})
         counts.append(len(metadata(fleet.catalog().load_table(("indexes",), "recs"))["snapshots"]))
     assert counts == [1, 2, 2, 2, 2], "the one before stays until the next publication"
+
+
+def test_a_publication_does_not_expire_a_tag_that_was_moved_meanwhile() -> None:
+    fleet = limpet.open("memory://published-tag")
+    index = fleet.index("recs", {"fields": [{"name": "id", "type": "string"}]}, key="id")
+    where = ("indexes",), "recs"
+
+    def publish(n: int) -> int:
+        index.put({"id": f"r{n}"})
+        fleet.publish_index("recs")
+        return int(metadata(fleet.catalog().load_table(*where))["current-snapshot-id"])
+
+    def tag(id_: int, **rule: int) -> None:
+        update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": id_, **rule}
+        with fleet.lead_catalog() as catalog:
+            catalog.commit_table(*where, {"requirements": [], "updates": [update]})
+
+    first, second = publish(0), publish(1)
+    tag(first, **{"max-ref-age-ms": 1})
+    index.put({"id": "r2"})
+    publisher = IndexPublisher(index, fleet.catalog(), where, partial(fleet._writing, None, 20.0))
+    inner, moves = publisher._lead, [second]
+
+    def lead() -> Any:
+        if moves:
+            tag(moves.pop())
+        return inner()
+
+    publisher._lead = lead
+    assert publisher.publish().changed
+    assert metadata(fleet.catalog().load_table(*where))["refs"]["kept"]["snapshot-id"] == second
 
 
 def test_a_compaction_copies_no_file_of_another_table(fleet: Fleet) -> None:

@@ -29,6 +29,7 @@ from limpet.catalog.maintain.decide import (
     policy_of,
     recent_metadata,
     rewrite_groups,
+    was_added,
 )
 from limpet.errors import Corrupt
 
@@ -218,6 +219,48 @@ def sized(*sizes: int, partition: str = "", deletes: bool = False) -> list[Rewri
 )
 def test_what_is_rewritten(files: list[RewriteCandidate], groups: list[int]) -> None:
     assert [len(group) for group in rewrite_groups(files, target_bytes=100, min_files=2)] == groups
+
+
+@pytest.mark.parametrize(
+    ("files", "groups"),
+    [
+        (sized(40, 40, 40, 40), [2, 2]),
+        (sized(30, 30, 30, 30), [3]),
+        (sized(40, 35, 10), [3]),
+        (sized(40, 34), []),
+        (sized(10, 10, 10, 10), []),
+        (sized(10, 10, 10, 10, 10), [5]),
+        (sized(0, 10) + sized(0, 10, partition="other"), []),
+        (sized(70) + sized(70, partition="other"), []),
+    ],
+)
+def test_few_files_are_rewritten_if_they_fill_one(files: list[RewriteCandidate], groups: list[int]) -> None:
+    assert [len(group) for group in rewrite_groups(files, target_bytes=100, min_files=5)] == groups
+
+
+def test_many_small_files_are_grouped_in_one_pass() -> None:
+    [group] = rewrite_groups(sized(*[1] * 300_000), target_bytes=1 << 20, min_files=5)
+    assert len(group) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("others", "last", "was"),
+    [
+        ({7: 5}, 5, True),
+        ({8: 5}, 5, False),
+        ({8: 4}, 4, False),
+        ({}, 0, False),
+        ({8: 6}, 6, None),
+        ({8: 4}, 5, None),
+        ({7: 5, 8: 6}, 6, True),
+        ({8: 5, 9: 6}, 6, False),
+    ],
+)
+def test_whether_a_refused_commit_was_applied(others: dict[int, int], last: int, was: bool | None) -> None:
+    """Our snapshot is 7, and has the sequence number 5. `others`: the sequence numbers of those that are there."""
+    snapshots = [{"snapshot-id": id_, "timestamp-ms": 0, "sequence-number": n} for id_, n in others.items()]
+    table = history({}, {}, snapshots=snapshots, **{"last-sequence-number": last})
+    assert was_added(table, {"snapshot-id": 7, "sequence-number": 5}) is was
 
 
 @pytest.mark.parametrize(

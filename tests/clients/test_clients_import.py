@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +27,7 @@ from pyiceberg.view.metadata import ViewVersion
 import limpet
 from cli.harness import Here
 from clients.serving import Place, whole
+from limpet.catalog.iceberg import importer
 from limpet.catalog.iceberg.importer import ImportedTable
 from limpet.service.client import ServiceWriter
 
@@ -72,7 +74,7 @@ def test_the_tables_of_a_sql_catalog_are_registered(tmp_path: Path, fleet: limpe
     assert fleet.catalog().namespaces().names == [], "nothing was done yet"
     assert outcomes(fleet.import_catalog(uri(tmp_path), name="old")) == everything
     catalog = fleet.catalog()
-    assert catalog.namespace(["sales"]) == {}, "its location is elsewhere"
+    assert catalog.namespace(["sales"]) == {"owner": "me"}, "its location is elsewhere"
     assert catalog.tables(["sales", "north"]).names == ["orders"]
     assert outcomes(fleet.import_catalog(uri(tmp_path), name="old")) == dict.fromkeys(everything, "present")
     with (
@@ -367,3 +369,71 @@ def test_an_odd_source_is_reported_table_by_table(
     assert all(each["reason"] for each in first.values() if each["outcome"] == "failed")
     assert reports[0]["failed"] == reports[1]["failed"] == sum(each["outcome"] == "failed" for each in first.values())
     assert fleet.catalog().tables([odd]).names == ["good"]
+
+
+class HostileCatalog(BaseHTTPRequestHandler):
+    """A REST catalog that chooses settings for its clients, and whose answers do not end."""
+
+    config: dict[str, Any]
+    posted: list[str]
+
+    def do_POST(self) -> None:
+        self.posted.append(self.path)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say({"access_token": "ok", "token_type": "bearer"})
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/v1/config"):
+            self.say(self.config)
+        elif self.path.startswith("/v1/mine/namespaces"):
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b" " * 65536)
+        else:
+            self.send_error(404)
+
+    def say(self, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("part", ["defaults", "overrides"])
+def test_a_source_chooses_neither_code_nor_the_receiver_of_a_secret(
+    tmp_path: Path, fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """PyIceberg calls the function that the server names in `auth`, and sends the secret where it says."""
+    monkeypatch.setattr(importer, "ANSWER_BYTES_MAX", 1 << 20)
+    fleet.check()
+    made = tmp_path / "made by the source"
+    with ThreadingHTTPServer(("127.0.0.1", 0), HostileCatalog) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code_of = {"type": "custom", "impl": "os.mkdir", "custom": {"path": str(made)}}
+        theirs = {"prefix": "mine", "auth": code_of, "oauth2-server-uri": f"{url}/stolen", "ssl": {"cabundle": "/none"}}
+        HostileCatalog.config, HostileCatalog.posted = {"defaults": {}, "overrides": {}, part: theirs}, []
+        oauth = ("--option", "credential=me:secret", "--option", f"oauth2-server-uri={url}/v1/oauth/tokens")
+        code, out, err = run("--from", url, *oauth)
+        server.shutdown()
+    assert not made.exists()
+    assert {*HostileCatalog.posted} == {"/v1/oauth/tokens"}
+    assert (code, out) == (1, "")
+    assert "answers with more than 1 MiB" in err
+
+
+def test_a_source_that_does_not_answer_at_all_is_an_error(
+    fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importer, "ANSWER_S", 0.2)
+    fleet.check()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code, _, err = run("--from", f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert code == 1
+    assert "timed out" in err

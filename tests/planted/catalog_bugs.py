@@ -520,6 +520,46 @@ CATALOG_BUGS = [
         "catalog/test_catalog_maintain.py::test_a_compaction_copies_no_file_of_another_table",
     ),
     Bug(
+        "a catalog that is imported chooses what its client runs",
+        "issue 17, import",
+        0,
+        (Change("BoundedRestCatalog._fetch_config", "self.properties = {**own, **theirs}", "del own, theirs"),),
+        "clients/test_clients_import.py::test_a_source_chooses_neither_code_nor_the_receiver_of_a_secret",
+    ),
+    Bug(
+        "a commit whose snapshot has expired counts as refused",
+        "F1",
+        0,
+        (
+            Change(
+                "decide.was_added",
+                "return False if is_of_other or table.last_sequence_number < number else None",
+                "return False",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_commit_that_was_sent_twice_and_has_expired_keeps_its_files",
+    ),
+    Bug(
+        "a publication expires by the branches and tags that it saw before",
+        "issue 17, maintenance",
+        0,
+        (
+            Change(
+                "IndexPublisher._expiring",
+                "expiry_request(history, plan)",
+                '{"updates": expiry_request(history, plan)["updates"]}',
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_a_publication_does_not_expire_a_tag_that_was_moved_meanwhile",
+    ),
+    Bug(
+        "the files of another catalog are deleted",
+        "issue 17, maintenance",
+        0,
+        (Change("TableHistory.owns_files", 'self.properties.get(GC_PROPERTY, "true").lower() == "true"', "True"),),
+        "catalog/test_catalog_maintain.py::test_files_that_others_own_stay",
+    ),
+    Bug(
         "queries under way do not keep their files",
         "issue 17, maintenance",
         17,
@@ -599,8 +639,8 @@ CATALOG_BUGS = [
         (
             Change(
                 "TableChange._landed",
-                'return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""',
-                'return ""',
+                "was = next((was_added(self._history(loaded), each) for each in added), False)",
+                "was = False",
             ),
         ),
         "maintain",
@@ -612,10 +652,10 @@ CATALOG_BUGS = [
         (
             Change(
                 "TableMaintenance._commit",
-                "self._remove(written)\nreturn False",
-                "self._remove(written)\n"
-                "self._remove([self._key(one.new.file_path) for one in done if one.new])\n"
-                "return False",
+                "return bool(self._landed(request, written))",
+                "landed = bool(self._landed(request, written))\n"
+                "self._remove([self._key(one.new.file_path) for one in done if one.new and not landed])\n"
+                "return landed",
             ),
         ),
         "maintain",

@@ -221,9 +221,7 @@ class MaintainedTable(TableMaintenance):
         try:
             writer.commit_table(*WHERE, request)
         except Conflict:
-            if not self._landed(stamp):
-                self._remove(written)
-                return False
+            return bool(self._landed(request, written))
         return True
 
     def snapshots(self) -> dict[int, str]:

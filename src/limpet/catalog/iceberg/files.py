@@ -156,11 +156,6 @@ def contents_of(
     return Contents(table, source, schema, files, may_stay, is_staged)
 
 
-def has_snapshot(metadata: bytes, snapshot_id: int) -> bool:
-    """Whether a table has that snapshot, current or not.   Raises: Corrupt."""
-    return table_of(Document(metadata)).snapshot_by_id(snapshot_id) is not None
-
-
 def data_file(contents: Contents, url: str, rows: Any) -> tuple[File, bytes]:
     """Rows (a `pyarrow.Table` of exactly these columns) as the Parquet file for `url`, with ids and statistics."""
     schema = contents.schema

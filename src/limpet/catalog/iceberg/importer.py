@@ -11,17 +11,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import pyiceberg.exceptions
 from pyiceberg.catalog import Catalog as PyCatalog
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import CatalogType, infer_catalog_type, load_catalog
 from pyiceberg.catalog.rest import Endpoints, IdentifierKind, RestCatalog
+from pyiceberg.utils.config import Config, merge_config
+from requests import PreparedRequest, Response, Session
 
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import Draft, draft_registered, draft_registered_view
 from limpet.catalog.state import Content, NoSuchTable, NoSuchView
-from limpet.catalog.warehouse import Document
+from limpet.catalog.warehouse import Document, Warehouse
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
 
 NAMESPACES_MAX = 1_000_000
@@ -31,6 +34,11 @@ PAGES_MAX = 10_000
 """Pages of one listing."""
 ANSWER_S = 60.0
 """How long a REST catalog may take between two parts of an answer."""
+ANSWER_BYTES_MAX = 256 << 20
+"""Of one answer, or of all pages of one listing."""
+PART_BYTES = 1 << 16
+FROM_SERVER = ("prefix", "uri")
+"""The settings that a REST catalog may choose for its clients."""
 
 GLUE = "glue://"
 
@@ -106,9 +114,7 @@ class SourceCatalog:
             region = uri.removeprefix(GLUE)
             settings |= {"type": "glue", **({"glue.region": region} if region else {})}
         with _reading(f"the catalog at {_hidden(uri)} cannot be opened"):
-            self._catalog: PyCatalog = load_catalog(name, **settings)
-        if isinstance(self._catalog, RestCatalog):
-            _bound(self._catalog)
+            self._catalog = _opened(name, settings)
 
     def namespaces(self) -> Iterator[tuple[tuple[str, ...], dict[str, str], str]]:
         """Every namespace with its properties, and why those inside cannot be listed; parents first.
@@ -166,21 +172,62 @@ class SourceCatalog:
             return _text(catalog.load_table(identifier).metadata_location)
 
 
-def _bound(catalog: RestCatalog) -> None:
-    """Bound what a server can do: it answers in time, and a listing ends. PyIceberg follows any page without limits."""
-    session, plain, pages = catalog._session, catalog._session.request, set[str]()
+def _opened(name: str, settings: Mapping[str, str]) -> PyCatalog:
+    """The catalog that PyIceberg opens with these settings; a REST catalog is a `BoundedRestCatalog`."""
+    merged = merge_config(Config().get_catalog_config(name) or {}, dict(settings))
+    if "py-catalog-impl" in settings:
+        return load_catalog(name, **settings)
+    kind = CatalogType(str(merged["type"]).lower()) if merged.get("type") else infer_catalog_type(name, merged)
+    return BoundedRestCatalog(name, merged) if kind is CatalogType.REST else load_catalog(name, **settings)
 
-    def request(method: str, url: str, **options: Any) -> Any:
+
+class BoundedRestCatalog(RestCatalog):
+    """A REST catalog that is not trusted: it chooses neither code nor secrets, its answers are small, its listings end.
+
+    PyIceberg takes any setting from the server: one names a Python function that the client calls, another one the
+    server that the client sends its secret to. It also reads an answer of any size, and follows any page.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        self._pages: set[str] = set()
+        self._listed = 0
+        super().__init__(name, **settings)
+
+    def _fetch_config(self) -> None:
+        own = dict(self.properties)
+        super()._fetch_config()
+        theirs = {name: self.properties[name] for name in FROM_SERVER if isinstance(self.properties.get(name), str)}
+        self.properties = {**own, **theirs}
+
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        session.request = partial(self._request, session.request)  # type: ignore[method-assign]
+        for adapter in session.adapters.values():
+            adapter.send = partial(self._send, adapter.send)  # type: ignore[method-assign]
+        return session
+
+    def _request(self, request: Callable[..., Response], method: str, url: str, **options: Any) -> Response:
         page = (options.get("params") or {}).get("pageToken")
-        if page is None:
-            pages.clear()
-        elif page in pages or len(pages) == PAGES_MAX:
-            raise ValueError(f"its pages do not end: {page!r:.60} after {len(pages)} pages")
-        else:
-            pages.add(page)
-        return plain(method, url, **{"timeout": ANSWER_S, **options})
+        if page is not None:
+            if page in self._pages or len(self._pages) == PAGES_MAX:
+                raise ValueError(f"its pages do not end: {page!r:.60} after {len(self._pages)} pages")
+            self._pages.add(page)
+        elif method == "GET":  # a token is asked for in the middle of a listing
+            self._pages, self._listed = set(), 0
+        return request(method, url, **{"timeout": ANSWER_S, **options})
 
-    session.request = request  # type: ignore[assignment, method-assign]  # PyIceberg has no setting for either limit
+    def _send(self, send: Callable[..., Response], request: PreparedRequest, **options: Any) -> Response:
+        """Send a request, also one after a redirect, and read the answer.   Raises: ValueError if it is too long."""
+        answer = send(request, **{**options, "stream": True})
+        parts: list[bytes] = []
+        for part in answer.iter_content(PART_BYTES):
+            parts.append(part)
+            self._listed += len(part)
+            if self._listed > ANSWER_BYTES_MAX:
+                answer.close()
+                raise ValueError(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
+        answer._content = b"".join(parts)
+        return answer
 
 
 def _rest_location(catalog: RestCatalog, kind: Content, identifier: tuple[str, ...]) -> Any:
@@ -254,7 +301,7 @@ def import_tables(
                     unlisted = unlisted or _short(error)
             if unlisted:
                 yield ImportedTable(namespace[:-1], namespace[-1], "failed", reason=unlisted, kind="namespace")
-            problem = _make(writer, namespace, properties) if writer is not None else ""
+            problem = _make(writer, namespace, _fitting(catalog.warehouse, properties)) if writer is not None else ""
             for kind, name in names:
                 if problem:
                     yield ImportedTable(namespace, name, "failed", reason=problem, kind=_KINDS[kind])
@@ -263,10 +310,7 @@ def import_tables(
 
 
 def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[str, str]) -> str:
-    """Create a namespace unless it exists; returns why that is not possible.
-
-    Its location is left out if it is outside of this warehouse.
-    """
+    """Create a namespace unless it exists, without properties if they are too many; returns why that cannot be."""
     problem = ""
     for given in (properties, {}):
         try:
@@ -278,6 +322,16 @@ def _make(writer: ImportWriter, namespace: tuple[str, ...], properties: Mapping[
         else:
             return ""
     return problem
+
+
+def _fitting(warehouse: Warehouse, properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a namespace that are allowed here: not a location outside of this warehouse."""
+    kept: dict[str, str] = {}
+    for name, value in properties.items():
+        with suppress(Invalid):
+            warehouse.check_properties({name: value})
+            kept[name] = value
+    return kept
 
 
 def _imported(

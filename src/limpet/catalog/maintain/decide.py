@@ -23,6 +23,7 @@ SMALL = 0.75
 MAX_AGE_PROPERTY = "history.expire.max-snapshot-age-ms"
 MIN_SNAPSHOTS_PROPERTY = "history.expire.min-snapshots-to-keep"
 MAX_REF_AGE_PROPERTY = "history.expire.max-ref-age-ms"
+GC_PROPERTY = "gc.enabled"
 
 _MANY = 1 << 20
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -37,6 +38,7 @@ class TableSnapshot(msgspec.Struct, rename="kebab", frozen=True):
 
     snapshot_id: _Long
     timestamp_ms: _Long
+    sequence_number: _Long = 0
     parent_snapshot_id: _Long | None = None
     manifest_list: _Short | None = None
 
@@ -71,6 +73,7 @@ class TableHistory(msgspec.Struct, rename="kebab", frozen=True):
     table_uuid: _Short
     location: _Short
     last_updated_ms: _Long
+    last_sequence_number: _Long = 0
     properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)] = {}
     snapshots: Annotated[tuple[TableSnapshot, ...], msgspec.Meta(max_length=_MANY)] | None = None
     refs: Annotated[dict[_Short, TableRef], msgspec.Meta(max_length=_MANY)] | None = None
@@ -89,6 +92,10 @@ class TableHistory(msgspec.Struct, rename="kebab", frozen=True):
         if MAIN not in refs and self.current_snapshot_id in self.by_id():
             refs[MAIN] = TableRef(snapshot_id=self.current_snapshot_id or 0)
         return refs
+
+    def owns_files(self) -> bool:
+        """Whether the files of its snapshots may be deleted. `gc.enabled=false`: other tables or catalogs need them."""
+        return self.properties.get(GC_PROPERTY, "true").lower() == "true"
 
 
 def history_of(metadata: bytes, what: str) -> TableHistory:
@@ -207,6 +214,18 @@ def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
     return {"requirements": requirements, "updates": expiry_updates(plan)}
 
 
+def was_added(table: TableHistory, snapshot: Mapping[str, Any]) -> bool | None:
+    """Whether a table got this snapshot, although its commit was refused (F1); None: that is not known.
+
+    It may have expired since. Then no other snapshot has its sequence number.
+    """
+    number: int = snapshot["sequence-number"]
+    if snapshot["snapshot-id"] in table.by_id():
+        return True
+    is_of_other = any(each.sequence_number == number for each in table.snapshots or ())
+    return False if is_of_other or table.last_sequence_number < number else None
+
+
 # ---- compaction ----
 
 
@@ -225,23 +244,31 @@ def rewrite_groups(
 ) -> list[list[RewriteCandidate]]:
     """The files that become one file each: small ones of one partition, and all that have deletes.
 
-    A group has `min_files` files at least, so that a large file is not rewritten for a few records more; or a file with
-    deletes. It has at most `target_bytes`, or one file.
+    A group has `min_files` files at least, so that a large file is not rewritten for a few records more; or two that
+    make a file that is not small; or a file with deletes. It has at most `target_bytes`, or one file.
     """
+    small = SMALL * target_bytes
     partitions: dict[Hashable, list[RewriteCandidate]] = {}
     for file in files:
-        if file.has_deletes or file.size < SMALL * target_bytes:
+        if file.has_deletes or file.size < small:
             partitions.setdefault(file.partition, []).append(file)
     found: list[list[RewriteCandidate]] = []
     for some in partitions.values():
         group: list[RewriteCandidate] = []
+        size = 0
         for file in some:
-            if group and sum(each.size for each in group) + file.size > target_bytes:
+            if group and size + file.size > target_bytes:
                 found.append(group)
-                group = []
+                group, size = [], 0
             group.append(file)
+            size += file.size
         found.append(group)
-    return [group for group in found if len(group) >= min_files or any(file.has_deletes for file in group)]
+    return [group for group in found if len(group) >= min_files or _is_worth_it(group, small)]
+
+
+def _is_worth_it(group: Sequence[RewriteCandidate], small: float) -> bool:
+    is_full = len(group) > 1 and sum(file.size for file in group) >= small
+    return is_full or any(file.has_deletes for file in group)
 
 
 # ---- row ids: format version 3 ----

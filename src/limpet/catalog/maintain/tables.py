@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.iceberg.files import Stamp, has_snapshot
+from limpet.catalog.iceberg.files import Stamp
 from limpet.catalog.iceberg.rewrite import (
     FILES_MAX,
     CurrentFiles,
@@ -26,6 +26,7 @@ from limpet.catalog.iceberg.rewrite import (
     rewritten,
 )
 from limpet.catalog.maintain.decide import (
+    GC_PROPERTY,
     ExpiryPlan,
     ListedFile,
     TableHistory,
@@ -37,10 +38,21 @@ from limpet.catalog.maintain.decide import (
     policy_of,
     recent_metadata,
     rewrite_groups,
+    was_added,
 )
 from limpet.catalog.state import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
 from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable, Unsupported
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Denied,
+    Invalid,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
 from limpet.keys import Key
 from limpet.store.api import Absent
 from limpet.store.outcome import put_bytes
@@ -158,21 +170,33 @@ class TableChange:
         """Delete files that no commit names. Errors are ignored: no reader opens such a file."""
         self._store.delete_many(written)
 
+    def _history(self, loaded: LoadedTable) -> TableHistory:
+        return history_of(loaded.metadata, self._shown)
+
     def _stamp(self) -> Stamp:
         """The identity of a new snapshot."""
         at_ms = int(self._runtime.wall().timestamp() * 1000)
         return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
-    def _landed(self, stamp: Stamp) -> str:
-        """The location of the metadata if the table has our snapshot although the commit was refused; else "".
+    def _landed(self, request: Mapping[str, Any], written: Sequence[Key]) -> str:
+        """The location of the metadata if the table got our snapshot although the commit was refused.
 
-        F1: a proxy may have sent the commit twice, and only the second one was refused.   Cost: 2 GETs.
+        Else "", and the files that were written for it are deleted. They stay if the snapshot may have expired already,
+        or if the table was dropped, since it may be restored.   Raises: OutcomeUnknown.   Cost: 2 GETs.
+        F1: a proxy may have sent the commit twice, and only the second one was refused.
         """
         try:
             loaded = self._load()
         except (NoSuchTable, NoSuchNamespace):
             return ""
-        return loaded.metadata_location or "" if has_snapshot(loaded.metadata, stamp.snapshot_id) else ""
+        added = (each["snapshot"] for each in request["updates"] if each["action"] == "add-snapshot")
+        was = next((was_added(self._history(loaded), each) for each in added), False)
+        if was is None:
+            raise OutcomeUnknown(f"a commit to {self._shown!r} was refused, and may be there all the same")
+        if was:
+            return loaded.metadata_location or ""
+        self._remove(written)  # F4: after a definite refusal no commit can name them
+        return ""
 
     def _back_off(self, tries: int) -> None:
         self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
@@ -196,7 +220,8 @@ class TableMaintenance(TableChange):
 
         Without arguments the properties `history.expire.*` of the table count, else Iceberg's defaults: five days, one
         snapshot. Rules of a branch or tag itself come first. Times are compared with the store's clock.
-        Raises: NoSuchTable; Invalid; NotLeader; OutcomeUnknown (run it again); Unavailable after too many conflicts.
+        Raises: NoSuchTable; Invalid; Unsupported with `gc.enabled=false`; NotLeader; OutcomeUnknown (run it again);
+        Unavailable after too many conflicts.
         Cost: 1 GET of the head, 1 GET of the metadata, 1 PUT + 1 HEAD for the clock; if something expires the lead
         and a commit.   Crash: expired or not.
         """
@@ -224,7 +249,7 @@ class TableMaintenance(TableChange):
 
     def _expiry(self, age_ms: int | None, min_snapshots: int | None) -> tuple[TableHistory, ExpiryPlan]:
         now_ms = int(self._now().timestamp() * 1000)
-        history = self._history(self._load())
+        history = self._owned(self._load())
         policy = policy_of(history.properties, max_age_ms=age_ms, min_snapshots=min_snapshots)
         return history, expired(history, policy, now_ms)
 
@@ -307,11 +332,8 @@ class TableMaintenance(TableChange):
         try:
             writer.commit_table(self._namespace, self._name, request)
         except Conflict:
-            if self._landed(stamp):
-                return True
-            self._remove(written)  # F4: after a definite refusal no commit can name them
-            return False
-        except (Invalid, Denied, Missing):
+            return bool(self._landed(request, written))
+        except (Invalid, Denied):
             self._remove(written)
             raise
         return True
@@ -329,7 +351,7 @@ class TableMaintenance(TableChange):
         a commit may be about to name them. `quiesced`: no other process uses the table; then the time may be under an
         hour, and older metadata does not count.
         Raises: NoSuchTable; Invalid; Corrupt if something cannot be read (then nothing is deleted); Unsupported for
-        more than a million files; Denied; Unavailable.
+        more than a million files, and with `gc.enabled=false`; Denied; Unavailable.
         Cost: 1 GET of the head twice, 1 LIST per 1,000 files, 1 GET of the metadata, of each metadata file of the grace
         time, and of each manifest list and manifest; 1 DELETE each; 1 PUT + 1 HEAD for the clock.
         Crash: some are deleted; the next run deletes the rest.
@@ -346,7 +368,7 @@ class TableMaintenance(TableChange):
         loaded = self._load()
         if self._catalog.folders(self._namespace, self._name) != roots:
             raise Unavailable(f"{self._shown!r} was moved meanwhile", hint="run it again")
-        history = self._history(loaded)
+        history = self._owned(loaded)
         location = loaded.metadata_location or ""
         written = {name: file.modified for file in listed for name in names_of(file.path)}
         recent = [] if quiesced else recent_metadata(history, location, written, before)
@@ -398,8 +420,15 @@ class TableMaintenance(TableChange):
 
     # ---- shared ----
 
-    def _history(self, loaded: LoadedTable) -> TableHistory:
-        return history_of(loaded.metadata, self._shown)
+    def _owned(self, loaded: LoadedTable) -> TableHistory:
+        history = self._history(loaded)
+        if not history.owns_files():
+            raise Unsupported(
+                f"{self._shown} has {GC_PROPERTY} = {history.properties[GC_PROPERTY]!r:.40}: other tables or catalogs "
+                "may need its files",
+                hint="maintain it where they belong; if that is here, set the property to true",
+            )
+        return history
 
     def _now(self) -> datetime:
         """The store's time, by a probe: what was seen of an idle fleet is a bound that may be days behind.
