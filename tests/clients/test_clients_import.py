@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -407,7 +407,7 @@ class HostileCatalog(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("part", ["defaults", "overrides"])
 def test_a_source_chooses_neither_code_nor_the_receiver_of_a_secret(
-    tmp_path: Path, fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch, part: str
+    tmp_path: Path, fleet: limpet.Fleet, run: Here, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """PyIceberg calls the function that the server names in `auth`, and sends the secret where it says."""
     monkeypatch.setattr(importer, "ANSWER_BYTES_MAX", 1 << 20)
@@ -429,7 +429,7 @@ def test_a_source_chooses_neither_code_nor_the_receiver_of_a_secret(
 
 
 def test_a_source_that_does_not_answer_at_all_is_an_error(
-    fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+    fleet: limpet.Fleet, run: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importer, "ANSWER_S", 0.2)
     fleet.check()
