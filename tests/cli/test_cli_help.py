@@ -80,7 +80,10 @@ def test_version(here: Here) -> None:
 def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
     done = here(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert "Usage: limpet" in done.err
+    line, hint = done.err.splitlines()
+    assert line.startswith("limpet: ")
+    assert hint.startswith("hint: usage: limpet ")
+    assert hint.endswith(" --help` says more")
 
 
 def test_python_m_limpet_is_the_same_command() -> None:

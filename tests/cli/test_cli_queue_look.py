@@ -366,5 +366,32 @@ def test_a_suspended_task_is_shown_with_what_it_waits_for_and_its_steps(here: He
     assert facts["state"] == "suspended"
     assert facts["suspended"].startswith("waiting for the signal 'approved', since ")
     assert re.fullmatch(rf"step reserve, [\d.e-]+ s, .* in {WORKER}", facts["step 0"])
-    assert facts["step 1"].startswith("timer signal approved of 86400 s, ")
-    assert "due" in facts
+    assert facts["step 1"].startswith("timer of 86400 s for signal approved, ")
+    assert "waits until" in facts
+    assert not {"heartbeat", "token", "worker"} & facts.keys(), "no worker holds it"
+    assert here("queue", "ls").out.splitlines()[1].endswith("\t1 suspended")
+    assert (
+        "of them          1 suspended; the oldest: waiting for the signal 'approved'"
+        in here("queue", "stats", "orders").out
+    )
+
+
+def test_a_failed_durable_task_is_shown_with_its_steps_and_its_waits(here: Here) -> None:
+    fleet = limpet.open()
+
+    @fleet.task("orders", max_attempts=1)
+    def order() -> None:
+        limpet.step(int, "7", name="reserve")
+        limpet.sleep(0)
+        limpet.wait_signal("approved")
+        raise RuntimeError("no van")
+
+    order.using(id="seven").push()
+    drain(fleet)
+    fleet.queue("orders").signal("seven", "approved", "ann")
+    drain(fleet)
+    told = here("queue", "show", "orders", "seven").out
+    assert re.search(r"(?m)^state +failed$|^state\tfailed$", told)
+    assert re.search(r"(?m)^step 0\tstep reserve, [\d.e-]+ s, ", told)
+    assert re.search(r"(?m)^step 1\tsleep of 0 s, waited 0 s, ", told)
+    assert re.search(r"(?m)^step 2\tsignal approved, waited \d+ s, ", told)

@@ -19,9 +19,9 @@ from rich.console import Console
 import limpet
 from cli.harness import Here, limpet_command, poll
 from limpet import keys
-from limpet.cli.work import ProgressTable
+from limpet.cli.work import ProgressTable, progress_line
 from limpet.testing import drain
-from limpet.worker.protocol import EventKind, WorkerEvent
+from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
 from support.clock import EPOCH, ManualRuntime
 
 APP = """
@@ -175,6 +175,19 @@ def test_progress_is_told_by_queue_and_worker_and_survives_prints(terminal: Term
 def _event(kind: EventKind, worker: str, id_: str = "", note: str = "") -> WorkerEvent:
     at = EPOCH + timedelta(seconds=1)
     return WorkerEvent(kind=kind, at=at, worker=worker, queue="q" if id_ else "", id=id_, seconds=0.5, note=note)
+
+
+def test_a_suspended_task_runs_no_longer() -> None:
+    table = ProgressTable(ManualRuntime())
+    table.hear(_event("started", "h:1/1", "waits"))
+    table.hear(_event("suspended", "h:1/1", "waits", note="sleeping"))
+    table.hear(_event("started", "h:1/2", "runs"))
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table.rendered(progress_line(TaskCounts(suspended=1, in_flight=1), None)))
+    said = console.export_text()
+    assert re.search(r"^q +1 +0 .* runs 0 s *$", said, re.MULTILINE)
+    assert "waits" not in said
+    assert "0 done, 0 failed, 0 retried, 1 suspended · 1 in flight" in said
 
 
 def test_a_process_that_dies_runs_nothing_any_more() -> None:

@@ -115,7 +115,7 @@ def test_a_burst_does_what_waits_and_leaves() -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told.pop("seconds") > 0
-    assert told == {"done": 20, "failed": 1, "retried": 0, "lost": 0, "handed_back": 0, "restarts": 0}
+    assert told == {"done": 20, "failed": 1, "retried": 0, "suspended": 0, "lost": 0, "handed_back": 0, "restarts": 0}
     assert {_queue("bulk").result(id_).state for id_ in ids} == {"completed"}
     events = _events(done.stderr)
     assert [event["event"] for event in events].count("done") == 20
@@ -357,7 +357,39 @@ def test_a_module_that_kills_the_process_does_not_make_a_loop() -> None:
 def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
     done = here("work", *arguments)
     assert (done.code, done.out) == (2, "")
-    assert "Usage: limpet work" in done.err
+    _, hint = done.err.splitlines()
+    assert hint.startswith("hint: usage: limpet work ")
+
+
+def test_a_typed_url_of_another_fleet_is_refused(here: Here) -> None:
+    """The module opens ./fleet by name, so that --url would be ignored, and the tasks of ./fleet run."""
+    limpet.open("./fleet").queue("bulk").push({"n": 1})
+    done = _run("app:fleet", "--burst", "-u", "./other")
+    assert (done.returncode, done.stdout) == (2, "")
+    line, hint = done.stderr.splitlines()
+    assert line == "limpet: app:fleet is at ./fleet, and --url says ./other"
+    assert hint.startswith("hint: leave --url out; or write limpet.open() in the module")
+    assert limpet.open("./fleet").queue("bulk").stats().pending == 1
+    done = _run("app:fleet", "--burst", "--quiet", "-u", str(Path("fleet").absolute()) + "/")
+    assert done.returncode == 0, "the same place, written otherwise"
+    assert done.stderr.splitlines()[-1].startswith("1 done, 0 failed, 0 retried in ")
+
+
+def test_the_last_line_and_the_json_tell_what_was_suspended(here: Here) -> None:
+    Path("waits.py").write_text(
+        "import limpet\n"
+        'fleet = limpet.open("./fleet", durability="os")\n'
+        "@fleet.task\n"
+        "def order() -> None:\n"
+        "    limpet.step(int)\n"
+        '    limpet.wait_signal("approved")\n'
+    )
+    limpet.open("./fleet").queue("order").push({}, id="one")
+    done = _run("waits:fleet", "--burst", "--quiet")
+    assert re.fullmatch(r"0 done, 0 failed, 0 retried, 1 suspended in \d+ s", done.stderr.splitlines()[-1])
+    limpet.open("./fleet").queue("order").signal("one", "approved")
+    facts = json.loads(_run("waits:fleet", "--burst", "--quiet", "--json").stdout)
+    assert (facts["done"], facts["suspended"]) == (1, 0)
 
 
 # ---- logging ----

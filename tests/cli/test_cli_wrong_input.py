@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import limpet
-from cli.harness import Here
+from cli.harness import Here, limpet_command
 
 CASES: dict[str, tuple[tuple[str, ...], int, str, str]] = {
     "a bucket without a name": (("queue", "ls", "x", "-u", "s3://"), 2, "must name a bucket", "s3://bucket/prefix"),
@@ -54,6 +56,34 @@ CASES: dict[str, tuple[tuple[str, ...], int, str, str]] = {
         "line 2 is not UTF-8",
         "iconv",
     ),
+    "a typo in a command": (("quue", "ls"), 2, "no such command 'quue'. Did you mean 'queue'?", "usage: limpet "),
+    "a typo in a command of a group": (("queue", "lst"), 2, "no such command 'lst'", "`limpet queue --help` says more"),
+    "a typo in an option": (("queue", "ls", "--jsn"), 2, "no such option: --jsn", "usage: limpet queue ls [OPTIONS]"),
+    "a number that is none": (
+        ("queue", "ls", "x", "-n", "many", "-u", "fleet"),
+        2,
+        "invalid value for '-n'",
+        "usage: ",
+    ),
+    "a number that is too small": (
+        ("queue", "ls", "x", "-n", "0"),
+        2,
+        "'-n': it must be greater than or equal to 1",
+        "",
+    ),
+    "no argument": (("queue", "show", "q", "-u", "fleet"), 2, "missing argument 'ID'", "usage: limpet queue show"),
+    "no value for an option": (("queue", "ls", "--url"), 2, "--url' requires an argument", "limpet --help"),
+    "a choice that there is not": (("completion", "tcsh"), 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'", "usage: "),
+    "no duration": (("check", "--max-age", "90"), 2, "'--max-age': '90' is not a duration", "usage: limpet check"),
+    "no duration for the dashboard": (("ui", "fleet", "--max-age", "90"), 2, "'--max-age': '90' is not a duration", ""),
+    "two URLs for the dashboard": (("ui", "fleet", "-u", "other"), 2, "two URLs: fleet, and --url other", "leave one"),
+    "two URLs to upgrade": (("upgrade", "fleet", "-u", "other"), 2, "two URLs: fleet, and --url other", "leave one"),
+    "one task and all": (
+        ("queue", "retry", "q", "one", "--all", "-u", "fleet"),
+        2,
+        "--all means every task that failed",
+        "leave 'one' out, or --all",
+    ),
     "a file in UTF-16": (("queue", "push", "q", "-f", "utf16.jsonl", "-u", "fleet"), 2, "line 1 is not UTF-8", "iconv"),
 }
 
@@ -75,6 +105,30 @@ def test_wrong_input_is_one_line_and_a_hint(here: Here, case: str) -> None:
     assert hint in second
     assert "Traceback" not in done.err
     assert sorted(Path("fleet").rglob("*.json*")) == before
+
+
+@pytest.mark.parametrize("command", [("status",), ("queue", "ls"), ("queue", "ls", "--json"), ("top", "--once")])
+def test_a_full_disk_behind_stdout_is_one_line(command: tuple[str, ...]) -> None:
+    limpet.open("fleet", durability="os").queue("q").push({})
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(limpet_command(*command, "-u", "fleet"), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    line, hint = done.stderr.splitlines()
+    assert line == "limpet: cannot write the output: No space left on device"
+    assert hint.startswith("hint: free some space")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_but_what_is_seen(closed: str) -> None:
+    """Nothing that the command opens may get the number of stdout."""
+    words = shlex.join(limpet_command("queue", "push", "q", "{}", "--id", "one", "-u", "fleet"))
+    done = subprocess.run(["sh", "-c", f"{words} {closed}"], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert "internal error" not in done.stderr
+    assert [each.id for each in limpet.open("fleet").queue("q").peek()] == ["one"]
+    assert not [file for file in Path("fleet").rglob("*") if file.is_file() and b"pushed one" in file.read_bytes()]
+    done = subprocess.run(["sh", "-c", f"{words} {closed}"], capture_output=True, text=True)
+    assert done.returncode == 0, "it was pushed before"
 
 
 PATHS = ("../x", "..", ".", "./x", "/x", "x/", "a/../b", "a//b")

@@ -1179,9 +1179,54 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [
         (0, "step", "fetch"),
         (1, "sleep", "of 0 s"),
-        (2, "timer", "signal approved of 90 s"),
+        (2, "timer", "of 90 s for signal approved"),
     ]
     assert facts["steps"][0]["value"] == {"url": "a.com", "status": 200}
+
+
+def test_a_task_beside_a_suspended_one_is_not_shown_as_suspended(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=2, backoff_s=600)
+    def report(signal: str) -> None:
+        if not signal:
+            raise RuntimeError("no paper")
+        limpet.wait_signal(signal)
+
+    one, two, three = report.push_many([("ready",), ("",), ("done",)])
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    shown = [queue.inspect.describe(str(each)) for each in (one, two, three)]
+    assert [each["state"] for each in shown] == ["suspended", "rests", "suspended"]
+    assert [each.get("reason") for each in shown] == [
+        "waiting for the signal 'ready'",
+        None,
+        "waiting for the signal 'done'",
+    ]
+
+
+def test_a_failed_durable_task_is_shown_with_its_steps_and_how_long_it_waited(ground: Ground) -> None:
+    """A retry keeps them, so an operator must see them; a task that failed without steps costs no request more."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(durable: bool) -> None:
+        if durable:
+            limpet.step(fetch, "a.com")
+            limpet.wait_signal("approved")
+        raise RuntimeError("no paper")
+
+    pushed = [report.push(True).id, *map(str, report.push_many([(True,), (False,)]))]
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    for each in pushed[:2]:
+        queue.signal(each, "approved")
+    ground.work(report)
+    for each in pushed[:2]:
+        facts = queue.inspect.describe(each)
+        assert (facts["state"], facts["error"]) == ("failed", "RuntimeError: no paper")
+        assert [(step["kind"], step["name"]) for step in facts["steps"]] == [("step", "fetch"), ("signal", "approved")]
+        waited = (facts["steps"][1]["at"] - facts["steps"][0]["at"]).total_seconds()
+        assert facts["steps"][1]["waited_s"] == pytest.approx(waited, abs=0.001)
+    facts = queue.inspect.describe(pushed[2])
+    assert (facts["state"], "steps" in facts) == ("failed", False)
 
 
 def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(

@@ -10,6 +10,7 @@ Typer, Rich and the library are imported where they are used: `limpet --version`
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from limpet import __version__
-from limpet.errors import Held, Invalid, LeaseLost, LimpetError
+from limpet.errors import Held, Invalid, LeaseLost, LimpetError, Unavailable
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -79,6 +80,8 @@ EXIT_LOST = 70
 EXIT_INTERNAL = 71
 EXIT_HELD = 75
 EXIT_INTERRUPTED = 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+FULL_HINT = "free some space where stdout or the temporary files go"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -86,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     Any other error is a bug in limpet: one line too, and exit code 71, which nothing else has.
     """
+    _open_closed_streams()
     words = [*sys.argv[1:]] if arguments is None else [*arguments]
     if words == ["--version"]:
         print(f"limpet {__version__}")
@@ -108,15 +112,47 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:  # noqa: BLE001 (nothing above this could report it)
+        if isinstance(error, OSError) and error.errno in DISK_FULL:  # stores report theirs as `LimpetError`
+            sys.exit(complain(Unavailable(f"cannot write the output: {error.strerror}", hint=FULL_HINT)))
         sys.exit(complain_of_mistake(error))
     sys.exit(0)
 
 
+def _open_closed_streams() -> None:
+    """Open what the caller has closed (`>&-`) as /dev/null: otherwise the next file that is opened gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open)
+
+
 def run(words: Sequence[str], defaults: Callable[[Any], dict[str, Any]] = lambda command: {}) -> None:
     """Run a command line. `defaults`: those of the options of a command, by command and parameter."""
+    import typer
+
     typed = next((word for word in words if word != "--traceback"), "")
     command = parser(typed if typed in COMMANDS else None)
-    command(args=[*words], prog_name="limpet", default_map=defaults(command))
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # Typer does not export it
+    try:
+        code = command(args=[*words], prog_name="limpet", default_map=defaults(command), standalone_mode=False)
+    except usage_error as error:
+        _complain_of_usage(error)
+        sys.exit(EXIT_USAGE)
+    except typer.Abort:
+        say("limpet: interrupted at the question; nothing was changed", err=True)
+        sys.exit(EXIT_FAILED)
+    if code:
+        sys.exit(code)
+
+
+def _complain_of_usage(error: Any) -> None:
+    """Print what is wrong with a command line, and how it is used. The help, for want of words, is printed already."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return
+    said = " ".join(error.format_message().split()).rstrip(".")
+    said = said.replace(": Value error, ", ": ").replace(": Input should be ", ": it must be ")
+    usage = " ".join(error.ctx.get_usage().split()).removeprefix("Usage: ") if error.ctx else "limpet COMMAND ..."
+    where = error.ctx.command_path if error.ctx else "limpet"
+    complain(Invalid(f"{said[:1].lower()}{said[1:]}", hint=f"usage: {usage}; `{where} --help` says more"))
 
 
 def _complete() -> NoReturn:

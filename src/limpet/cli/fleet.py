@@ -15,7 +15,7 @@ import typer
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
-from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
+from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s, one_url
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
         counts[-1] = f"[red]{counts[-1]}[/red]" if each.failed else counts[-1]
         plus = "+" if "oldest_s" in each.at_least else ""
         oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
-        remark = "[yellow]paused[/yellow]" if each.paused else ""
+        remarks = ["[yellow]paused[/yellow]"] if each.paused else []
+        remarks += [f"{_figure(each, 'suspended')} suspended"] if each.suspended else []
+        remark = ", ".join(remarks)
         listed.add_row(
             clean(each.queue), *counts, oldest, f"[red]{clean(each.trouble)}[/red]" if each.trouble else remark
         )
@@ -225,6 +227,7 @@ def workers(url: UrlOption = None, json: JsonOption = False) -> None:
 
 
 def upgrade(
+    context: typer.Context,
     where: Annotated[str | None, typer.Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -238,7 +241,7 @@ def upgrade(
     $ limpet upgrade s3://acme/prod
     Exit codes: 0 upgraded, or nothing to do; 1 no fleet there, or refused; 2 wrong usage.
     """
-    fleet = limpet.open(where or url, create=False).check()
+    fleet = limpet.open(one_url(context, where, url), create=False).check()
     before = fleet.record
     changed = fleet.upgrade()
     after = fleet.record

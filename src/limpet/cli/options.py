@@ -76,6 +76,19 @@ def open_input(file: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed, and is not from the environment or limpet.toml."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def one_url(context: typer.Context, where: str | None, url: str | None) -> str | None:
+    """The URL that is typed as an argument or by --url; else --url's, from elsewhere.   Raises: Invalid for two."""
+    if where is not None and is_typed(context, "url") and where != url:
+        raise Invalid(f"two URLs: {where}, and --url {url}", hint="leave one of them out")
+    return where or url
+
+
 def refuse_path(name: str, kind: str, find: Callable[[], object]) -> None:
     """Raises: Invalid for a path as the name of a new queue or index; `find` looks for one that has that name.
 

@@ -277,22 +277,23 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
     if "reason" in facts:
         rows.append(("suspended", f"{clean(facts['reason'])}, since {when(facts['suspended_at'])}"))
-    for step in facts.get("steps", ()):
-        name = f"{step['kind']} {step['name']}" if "kind" in step else f"cannot be read: {step['error']}"
-        took = f", {step['took_s']:g} s, {when(step['at'])} in {step['worker']}" if "kind" in step else ""
-        rows.append((f"step {step['number']}", clean(name.strip() + took)))
+    rows += [(f"step {step['number']}", _step(step)) for step in facts.get("steps", ())]
     if facts.get("worker"):
         rows.append(("worker", clean(facts["worker"])))
-    if "token" in facts:
+    if "token" in facts and "reason" not in facts:  # no worker holds a suspended task
         rows.append(("token", str(facts["token"])))
         rows.append(("heartbeat", f"{ago(facts['heartbeat_s'])} ago, ttl {facts['ttl_s']:g} s"))
     if facts.get("rests_s"):
-        rows.append(("next try", f"in {ago(facts['rests_s'])}"))
+        rows.append(("looks again" if "reason" in facts else "next try", f"in {ago(facts['rests_s'])}"))
     rows += [(key, f"{facts[key]:,}") for key in ("attempt", "attempts", "tasks", "done") if facts.get(key)]
     if facts.get("failed"):
         shown = ", ".join(facts["failed"][:FAILED_SHOWN]) + (", ..." if len(facts["failed"]) > FAILED_SHOWN else "")
         rows.append(("failed", clean(shown)))
-    times = (("pushed", "pushed_at"), ("due", "due_at"), ("ended", "finished_at"))
+    times = (
+        ("pushed", "pushed_at"),
+        ("waits until" if "reason" in facts else "due", "due_at"),
+        ("ended", "finished_at"),
+    )
     rows += [(title, when(facts[key])) for title, key in times if facts.get(key)]
     if facts.get("error"):
         rows.append(("error", clean(facts["error"])))
@@ -300,6 +301,14 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "raw" in facts:
         rows.append(("its bytes", clean(facts["raw"])))
     return rows
+
+
+def _step(step: dict[str, Any]) -> str:
+    """A recorded step in one line."""
+    if "kind" not in step:
+        return clean(f"cannot be read: {step['error']}")
+    took = f"waited {ago(step['waited_s'])}" if "waited_s" in step else f"{step['took_s']:g} s"
+    return clean(f"{step['kind']} {step['name']}".strip() + f", {took}, {when(step['at'])} in {step['worker']}")
 
 
 def _json(value: Any) -> str:
@@ -334,6 +343,9 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
         say(f"  {key.replace('_', ' '):<10} {'-' if count is None else format(count, ','):>9}")
         if key == "pending" and facts["done"]:
             say(f"  {'  of them':<10} {facts['done']:>9,} done, in batches that have not ended")
+        if key == "resting" and "suspended" in facts:
+            reason = clean(facts["suspended_reason"])
+            cli.show(f"  {'  of them':<10} {facts['suspended']:>9,} suspended; the oldest: {reason}")
     say(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
     if "trouble" in facts:
         cli.show(f"  [red]{clean(facts['trouble'])}[/red]")
@@ -588,7 +600,9 @@ def retry(
     chosen = where is not None or since is not None
     if id is not None and chosen:
         raise Invalid("--where and --since choose among all failed tasks", hint="leave the id out, or the options")
-    if (id is None) is not (all or chosen):
+    if id is not None and all:
+        raise Invalid("--all means every task that failed", hint=f"leave {id!r} out, or --all")
+    if id is None and not (all or chosen):
         raise Invalid(
             "say which task to retry, or --all, --where or --since",
             hint=f"`limpet queue ls {queue} --failed` shows what failed, `limpet queue failed {queue}` groups it",

@@ -11,7 +11,7 @@ import typer
 
 from limpet.cli import lines, print_json, say
 from limpet.cli.catalog import URL_VARIABLES, demand_extra
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s
+from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, is_typed, one_url
 
 if TYPE_CHECKING:
     from limpet.service.serve import Kind
@@ -188,8 +188,7 @@ def serve(
         _serve("all", context)
         return
     for option in context.command.params:  # `limpet serve --port 1 api` would not do what it says
-        source = context.get_parameter_source(str(option.name))
-        if source is not None and source.name == "COMMANDLINE":
+        if is_typed(context, str(option.name)):
             raise typer.BadParameter(f"{option.opts[0]} goes behind {context.invoked_subcommand}", context)
 
 
@@ -297,6 +296,7 @@ UI_PORT = 8180
 
 
 def ui(
+    context: typer.Context,
     where: Annotated[str | None, typer.Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = UI_PORT,
@@ -313,8 +313,15 @@ def ui(
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
     max_age: Annotated[
-        str, typer.Option("--max-age", metavar="TIME", help=f"Warn of an older task that has not ended, {DELAY_HELP}.")
-    ] = "1h",
+        float,
+        typer.Option(
+            "--max-age",
+            metavar="TIME",
+            parser=duration_s,
+            show_default="1h",
+            help=f"Warn of an older task that has not ended, {DELAY_HELP}.",
+        ),
+    ] = "1h",  # type: ignore[assignment]  # Typer parses the default, too
     max_failed: Annotated[int, typer.Option("--max-failed", metavar="N", min=0, help="Warn of more failed tasks.")] = 0,
     max_pending: Annotated[
         int | None, typer.Option("--max-pending", metavar="N", min=0, help="Warn of more tasks that wait.")
@@ -342,10 +349,10 @@ def ui(
     from limpet.app.health import Limits
     from limpet.ui.server import serve_ui
 
-    limits = Limits(duration_s(max_age), max_failed, max_pending)
+    limits = Limits(max_age, max_failed, max_pending)
     announce = partial(_announce_ui, open_browser, read_only, json)
     serve_ui(
-        where or url,
+        one_url(context, where, url),
         announce,
         host=host,
         port=port,

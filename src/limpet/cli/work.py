@@ -19,7 +19,7 @@ import typer
 
 from limpet import records
 from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
-from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption
+from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed
 from limpet.errors import Unavailable
 from limpet.records import printable
 from limpet.runtime import Runtime
@@ -157,6 +157,7 @@ EventsOption = Annotated[
 
 
 def work(
+    context: typer.Context,
     target: TargetArgument = None,
     queue: QueueOption = None,
     handler: HandlerOption = None,
@@ -212,6 +213,7 @@ def work(
         log_json=log is LogFormat.json,
         poll_s=poll_s,
         requests=metrics_port is not None,
+        url_is_typed=is_typed(context, "url"),
     )
     with _watching(reload) as reload_fd:
         _run(order, processes, metrics_port, reload_fd, quiet=quiet or progress, json=json)
@@ -248,7 +250,9 @@ def _run(
     seconds = runtime.elapsed_s() - began_s
     counts = pool.counts()
     if json:
-        facts = {name: getattr(counts, name) for name in ("done", "failed", "retried", "lost", "handed_back")}
+        facts = {
+            name: getattr(counts, name) for name in ("done", "failed", "retried", "suspended", "lost", "handed_back")
+        }
         print_json({**facts, "seconds": round(seconds, 3), "restarts": pool.restarts})
     elif not order.log_json:
         log.line(f"{in_words(counts)} in {ago(seconds)}")
@@ -303,7 +307,7 @@ LEVELS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 SAY_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 PROGRESS_ROWS = 8
-ENDS: frozenset[EventKind] = frozenset(("done", "failed", "retry", "lost", "handed_back"))
+ENDS: frozenset[EventKind] = frozenset(("done", "failed", "retry", "suspended", "lost", "handed_back"))
 """The events that end a run of a task."""
 
 
@@ -341,7 +345,7 @@ def json_line(event: WorkerEvent | LogLine) -> str:
 def in_words(counts: TaskCounts) -> str:
     """The counts as text."""
     said = f"{counts.done:,} done, {counts.failed:,} failed, {counts.retried:,} retried"
-    extra = {"lost": counts.lost, "handed back": counts.handed_back}
+    extra = {"suspended": counts.suspended, "lost": counts.lost, "handed back": counts.handed_back}
     return said + "".join(f", {count:,} {name}" for name, count in extra.items() if count)
 
 
@@ -402,7 +406,7 @@ class ProgressTable:
             one.done += event.kind == "done"
             one.failed += event.kind == "failed"
             one.retried += event.kind == "retry"
-            one.seconds += event.seconds or 0.0
+            one.seconds += event.seconds or 0.0  # the runs of a durable task between its waits belong to its time
 
     def rendered(self, summary: str) -> Group:
         """The summary, the queues and the worker processes: those that run the most tasks, as far as there is room.

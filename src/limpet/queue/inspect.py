@@ -808,8 +808,9 @@ class Inspection:
             return {"state": "corrupt"}
         return {**self._lease_facts(seen), "done": len(seen.value.done)} if seen else {}
 
-    def _lease_facts(self, seen: Versioned[EntryLease]) -> dict[str, Any]:
-        """The state of an entry that has a lease (held, overdue, rests, waits or cancelled), and its last worker."""
+    def _lease_facts(self, seen: Versioned[EntryLease], n: int | None = None) -> dict[str, Any]:
+        """The state of an entry that has a lease (held, overdue, rests, suspended, waits or cancelled), and its last
+        worker. `n`: of this task of a batch, which need not be the one that is suspended."""
         record = seen.value
         assert seen.modified is not None
         now = self._now_of(seen.modified)
@@ -822,12 +823,13 @@ class Inspection:
             case _:
                 state = "cancelled"
         facts: dict[str, Any] = {}
-        if record.state is State.FREE and record.suspended:
-            first = min(record.suspended)
-            others = len(record.suspended) - 1
-            reason = record.suspended[first].reason + (f", and {others} more" if others else "")
-            facts = {"state": "suspended", "reason": reason, "suspended_at": record.suspended[first].since}
-            dues = (until(each, seen.modified) for each in record.suspended.values())
+        suspended = {m: each for m, each in record.suspended.items() if n in (None, m)}
+        if record.state is State.FREE and suspended:
+            first = min(suspended)
+            others = len(suspended) - 1
+            reason = suspended[first].reason + (f", and {others} more" if others else "")
+            facts = {"state": "suspended", "reason": reason, "suspended_at": suspended[first].since}
+            dues = (until(each, seen.modified) for each in suspended.values())
             due_at = min((due for due in dues if due is not None), default=None)
             facts |= {} if due_at is None else {"due_at": due_at}
         return {
@@ -844,8 +846,12 @@ class Inspection:
         }
 
     def _step_facts(self, entry: str, n: int) -> list[dict[str, Any]]:
-        """The recorded steps of a task, in order.   Cost: 1 LIST, 1 GET for each step, in bulk."""
+        """The recorded steps of a task, in order.   Cost: 1 LIST, 1 GET for each step, in bulk.
+
+        `waited_s`, of a step that suspends the task: how long a sleep is, and otherwise the time since the step before.
+        """
         found: list[dict[str, Any]] = []
+        before: datetime | None = None
         for number, blob in sorted(self._storage.step_blobs(entry, n).items()):
             try:
                 if isinstance(blob, LimpetError):
@@ -855,8 +861,15 @@ class Inspection:
                 found.append({"number": number, "error": str(error)})
                 continue
             took_s = round(max(0.0, (step.at - step.began_at).total_seconds()), 3)
-            name = f"{step.name} of {step.wait_s:g} s".strip() if step.kind in ("sleep", "timer") else step.name
+            name = step.name
+            if step.kind in ("sleep", "timer"):
+                name = f"of {step.wait_s:g} s" + (f" for {step.name}" if step.name else "")
             about = {"kind": step.kind, "name": name, "worker": step.label, "at": step.at, "took_s": took_s}
+            if step.kind == "sleep":
+                about["waited_s"] = step.wait_s
+            elif step.kind in ("gather", "signal"):
+                about["waited_s"] = round(max(0.0, (step.at - (before or step.began_at)).total_seconds()), 3)
+            before = step.at
             found.append({"number": number, **about, "value": _shown(step.value)})
         return found
 
@@ -915,7 +928,8 @@ class Inspection:
     def describe(self, id_: str) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task.
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task;
+        for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
         result = self.result(id_)
         facts = {"id": result.id, "state": result.state}
@@ -944,6 +958,8 @@ class Inspection:
             facts |= {"payload": _shown(receipt.payload), "pushed_at": receipt.pushed_at}
             facts |= {"tasks": receipt.count} if receipt.count > 1 else {}
             facts |= {"raw": receipt.raw} if receipt.raw else {}
+            if receipt.origin:
+                facts["steps"] = self._step_facts(*(batch_of(name) or (name, 0)))
         return facts
 
     def waiting_facts(self, id_: str) -> dict[str, Any] | None:
@@ -964,7 +980,7 @@ class Inspection:
         else:
             facts["payload"] = _shown(content.payloads[n])
         seen = self._storage.lease(entry).read()
-        facts |= self._lease_facts(seen) if seen else {"state": "waits"}
+        facts |= self._lease_facts(seen, part and n) if seen else {"state": "waits"}
         if facts["state"] == "waits" and self._storage.journal.travels:
             facts |= self._elsewhere(entry)
         if seen is not None and part is not None:

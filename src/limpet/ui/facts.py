@@ -202,7 +202,7 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     """Everything that the store has about a task: payload, result, the traceback of each attempt, and recorded steps.
 
     Raises: Missing; Unsupported on SQS.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task; for a durable task
-    that has not ended 1 LIST more, and 1 GET for each recorded step, in bulk.
+    that is suspended or has failed 1 LIST more, and 1 GET for each recorded step, in bulk.
     """
     found = inspection(fleet, queue, "show a task").describe(id_)
     if found is None:

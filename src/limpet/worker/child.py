@@ -28,7 +28,7 @@ import msgspec
 from msgspec import structs
 
 from limpet.app import Fleet, open
-from limpet.app.fleet import EVENTS_SWITCH, is_presence_wanted
+from limpet.app.fleet import EVENTS_SWITCH, absolute, is_presence_wanted
 from limpet.app.presence import PresenceWriter
 from limpet.app.tasks import TaskFunction
 from limpet.errors import Held, Invalid, LimpetError
@@ -348,6 +348,7 @@ def _of_module(order: WorkerOrder) -> list[TaskFunction[..., Any]]:
     found = _resolve(order.target)
     match found:
         case Fleet():
+            _check_place(order, found)
             tasks = list(found.tasks)
         case TaskFunction():
             tasks = [found]
@@ -368,6 +369,17 @@ def _of_module(order: WorkerOrder) -> list[TaskFunction[..., Any]]:
         tasks = [by_name[name] for name in dict.fromkeys(order.queues)]
     tasks[0].check()
     return tasks
+
+
+def _check_place(order: WorkerOrder, fleet: Fleet) -> None:
+    """Raises: Invalid if the module opens another fleet than the one whose URL was typed."""
+    if order.url_is_typed and order.url is not None:
+        here, wanted = (absolute(url).partition("?")[0] for url in (fleet.url, order.url))
+        if here != wanted:
+            raise Invalid(
+                f"{order.target} is at {fleet.url}, and --url says {order.url}",
+                hint="leave --url out; or write limpet.open() in the module, which then takes the one of --url",
+            )
 
 
 def _resolve(text: str) -> Any:

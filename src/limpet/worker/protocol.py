@@ -65,6 +65,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float | None = None
     requests: bool = False
     """Whether to report what was asked of the store."""
+    url_is_typed: bool = False
+    """The fleet that the target names must be at `url`."""
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event", tag_field="what"):
