@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,32 +24,20 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.view.metadata import ViewVersion
 
 import limpet
+from cli.harness import Here
 from clients.serving import Place, whole
 from limpet.catalog.iceberg.importer import ImportedTable
-from limpet.cli import main
 from limpet.service.client import ServiceWriter
 
 ROWS = pa.table({"id": [1, 2, 3]})
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Here:
     """`run(...)` is `limpet catalog import ...` into the test's fleet: exit code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("LIMPET_STORAGE_URL", str(tmp_path / "fleet"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(["catalog", "import", *arguments])
-        said = capsys.readouterr()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code, said.out, said.err
-
-    return call
+    return partial(here, "catalog", "import")
 
 
 @pytest.fixture
@@ -105,7 +94,7 @@ def test_the_tables_of_a_sql_catalog_are_registered(tmp_path: Path, fleet: limpe
 
 
 def test_a_table_that_cannot_be_imported_is_reported_and_the_rest_goes_on(
-    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog, run: Run
+    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog, run: Here
 ) -> None:
     elsewhere = f"file://{tmp_path}/elsewhere/t"
     sql.create_table("sales.away", ROWS.schema, location=elsewhere)
@@ -125,7 +114,7 @@ def test_a_table_that_cannot_be_imported_is_reported_and_the_rest_goes_on(
     assert reasons["sales.north.orders"] == ""
 
 
-def test_the_tables_of_another_service_are_registered(tmp_path: Path, run: Run) -> None:
+def test_the_tables_of_another_service_are_registered(tmp_path: Path, run: Here) -> None:
     """Its warehouse is a folder of this one."""
     fleet = limpet.open(str(tmp_path / "fleet")).check()
     with whole(Place(str(tmp_path / "fleet/warehouse/old")), tmp_path) as service:
@@ -180,7 +169,7 @@ def replacement(sql: str) -> dict[str, Any]:
 
 
 def test_the_tables_of_glue_are_registered(
-    tmp_path: Path, fleet: limpet.Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fleet: limpet.Fleet, run: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moto answers as Glue. A table that is not Iceberg's is passed over."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -245,7 +234,7 @@ def test_an_import_that_is_killed_is_started_again(tmp_path: Path, sql: SqlCatal
 
 
 @pytest.mark.parametrize("wrong", ["sqlite:////nowhere/x.db", "http://127.0.0.1:1", "what://x"])
-def test_a_catalog_that_cannot_be_read_is_one_error(fleet: limpet.Fleet, wrong: str, run: Run) -> None:
+def test_a_catalog_that_cannot_be_read_is_one_error(fleet: limpet.Fleet, wrong: str, run: Here) -> None:
     fleet.check()
     code, _, err = run("--from", wrong)
     assert code in (1, 2)
@@ -253,7 +242,7 @@ def test_a_catalog_that_cannot_be_read_is_one_error(fleet: limpet.Fleet, wrong: 
     assert "Traceback" not in err
 
 
-def test_a_service_registers_them(tmp_path: Path, sql: SqlCatalog, run: Run) -> None:
+def test_a_service_registers_them(tmp_path: Path, sql: SqlCatalog, run: Here) -> None:
     with whole(Place(str(tmp_path / "fleet")), tmp_path) as service:
         url = service.wait().url
         fleet = limpet.open(str(tmp_path / "fleet"))
@@ -338,7 +327,7 @@ SEPARATOR = "\x1f"
 
 
 def test_an_odd_source_is_reported_table_by_table(
-    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog, run: Run
+    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog, run: Here
 ) -> None:
     """Pages that do not end, names of all kinds, errors in the middle, what is no metadata: each is one line."""
     good = sql.load_table("sales.orders").metadata_location
