@@ -187,7 +187,7 @@ def _event(kind: Any, seconds: float | None = None) -> WorkerEvent:
 def worker_metrics() -> WorkerMetrics:
     """The metrics of workers that have seen everything once."""
     metrics = WorkerMetrics()
-    for kind in ("started", "done", "retry", "failed", "lost", "handed_back"):
+    for kind in ("started", "done", "retry", "failed", "lost", "handed_back", "suspended"):
         metrics.hear(_event(kind, 0.3), TaskCounts(in_flight=2))
     for kind in ("trouble", "crashed"):
         metrics.hear(_event(kind), TaskCounts(in_flight=1))
@@ -199,7 +199,7 @@ def worker_metrics() -> WorkerMetrics:
 
 def test_what_workers_report_is_counted() -> None:
     found = samples(worker_metrics().registry)
-    for outcome in ("done", "retried", "failed", "lost", "handed_back"):
+    for outcome in ("done", "retried", "failed", "lost", "handed_back", "suspended"):
         assert found["limpet_tasks_total", f"{outcome},q"] == 1
         assert found["limpet_task_seconds_count", f"{outcome},q"] == 1
         assert found["limpet_task_seconds_bucket", f"0.5,{outcome},q"] == 1

@@ -818,8 +818,8 @@ class Fleet:
         dry_run: bool = False,
         wait_s: float = 20.0,
     ) -> Iterator[ImportedTable]:
-        """Register every table of another catalog (REST, SQL) whose files are in this warehouse; yields what became of
-        each. This process leads the catalog meanwhile; where a service leads, `through` asks that one.
+        """Register the tables and views of another catalog (REST, SQL, Glue) whose files are in this warehouse; yields
+        what became of each. This process leads the catalog meanwhile; where a service leads, `through` asks that one.
 
         Raises, Cost, Crash: as `limpet.catalog.iceberg.importer`; Unsupported without the extra `catalog`.
         """
@@ -872,7 +872,7 @@ def _catalogs() -> ModuleType:
 
 @contextmanager
 def catalog_extra() -> Iterator[None]:
-    """For imports.   Raises: Unsupported without the packages of the extra `catalog`."""
+    """Around imports from the extra `catalog`.   Raises: Unsupported if one of its packages is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -39,7 +39,7 @@ OBJECTS_MAX = 10_000
 """How many objects of a queue's folder are counted by default: alert rules and autoscaling need more than a page."""
 IDLE_REQUESTS = 260
 """Requests an hour that scraping an idle fleet costs at most, by default."""
-OUTCOMES = {"done": "done", "failed": "failed", "retry": "retried", "lost": "lost", "handed_back": "handed_back"}
+OUTCOMES = {name: name for name in ("done", "failed", "lost", "handed_back", "suspended")} | {"retry": "retried"}
 _ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
 LOCAL = "127.0.0.1"
 

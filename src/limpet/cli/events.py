@@ -23,7 +23,10 @@ EVERY_S = 5.0
 TASK_RUN = "task run"
 
 OutcomeFilter = Annotated[
-    list[str] | None, typer.Option("--outcome", metavar="OUTCOME", help=f"{', '.join(OUTCOMES)}; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--outcome", metavar="OUTCOME", help=f"{', '.join(OUTCOMES)} (handed back, or suspended); may be repeated."
+    ),
 ]
 TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", help="Runs of this task.")]
 

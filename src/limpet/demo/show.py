@@ -209,7 +209,7 @@ class DemoRun:
             self._push_fold()
         yield from self._kill_one_that_folds()
         yield from self._until(lambda _: len(self._takeovers) == len(self._struck_at_s))
-        self.screen.step(f"Worker {self._stopped} continues. It believes that it still holds its batch, and writes.")
+        self.screen.step(f"Worker {self._stopped} continues with its old lease, and writes.")
         pid, self._fenced = self._stopped, self._ids.index(stopped.id)
         self._resume()
         late = yield from self._until(

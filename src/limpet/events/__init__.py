@@ -51,7 +51,7 @@ class EventSink(Protocol):
 def task_run(
     runtime: Runtime, *, queue: str, task: str, attempt: int, worker: str, took_s: float, outcome: str, error: str = ""
 ) -> Event:
-    """A handler ran, with one of `OUTCOMES`."""
+    """A handler ran, with one of `OUTCOMES`. `released`: the task was handed back, or suspended itself."""
     ended = runtime.wall()
     fields: dict[str, Any] = {
         "queue": queue,
