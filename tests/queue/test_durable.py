@@ -761,6 +761,43 @@ def test_a_gather_must_ask_for_the_same_tasks_in_the_same_order(ground: Ground) 
     assert "step 1 gathered other tasks, or the same ones in another order" in (pushed.result().error or "")
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_task_cannot_wait_for_its_own_entry(ground: Ground, batch: bool) -> None:
+    ids: list[Any] = []
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> None:
+        if n == 0:
+            limpet.gather(ids[-1:])
+
+    ids += report.push_many([(0,), (1,)]) if batch else [report.push(0).id]
+    ground.work(report)
+    error = report.queue.result(ids[0]).error or ""
+    assert "a task cannot wait for itself, or for a task of its own batch" in error
+
+
+def test_a_step_of_a_coroutine_may_be_anything_that_is_awaited(ground: Ground) -> None:
+    async def double(n: int) -> int:
+        return 2 * n
+
+    class Client:
+        async def __call__(self, n: int) -> int:
+            return 3 * n
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> list[int]:
+        return [
+            await limpet.step_async(double, 1),
+            await limpet.step_async(lambda: double(2), name="two"),
+            await limpet.step_async(Client(), 3, name="three"),
+            await limpet.step_async(fetch, "a.com") is not None,
+        ]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == [2, 4, 9, True]
+
+
 def test_payloads_that_ask_for_steps_are_made_before_the_push_is_numbered(ground: Ground) -> None:
     raw = ground.fleet.queue("raw")
 
