@@ -25,7 +25,7 @@ from limpet.errors import Conflict, Invalid, Missing, Unsupported
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
-from limpet.queue.steps import gathered_bytes
+from limpet.queue.steps import RUNNING, TaskSteps, gathered_bytes
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -954,6 +954,66 @@ def test_a_retry_keeps_the_steps_of_a_task_whose_lease_could_not_be_read(ground:
     ground.work(report)
     assert sorted(queue.result(id_).value for id_ in again) == [*range(len(ids))]
     assert (ground.ran, ground.left()) == ([*range(len(ids))], [])
+
+
+def test_a_retry_keeps_the_steps_of_a_task_whose_workers_died_before_a_heartbeat(ground: Ground) -> None:
+    """Its lease knows of no step: the receipt says that a retry is to look."""
+    dies = [True]
+
+    class Killed(BaseException):
+        pass
+
+    @ground.fleet.task("report", max_attempts=1, ttl_s=6.0)
+    def report() -> str:
+        value: str = limpet.step(ground.note, "reserved", name="reserve")
+        if dies:
+            raise Killed
+        return value
+
+    report.push()
+    queue: Any = report.queue
+    claim = queue.claim()
+    [task] = claim
+    token = RUNNING.set(TaskSteps(queue, task))
+    with contextlib.suppress(Killed):
+        report(*())
+    RUNNING.reset(token)
+    queue._renewer.remove(claim)  # it is dead: no heartbeat, no verdict
+    dies.clear()
+    ground.runtime.sleep(60)
+    ground.work(report, until_empty=False)
+    ground.runtime.sleep(60)
+    ground.work(report)
+    [again] = queue.retry(all=True)
+    ground.work(report)
+    assert queue.result(again).value == "reserved"
+    assert (ground.ran, ground.left()) == (["reserved"], [])
+
+
+def test_the_steps_go_after_the_task_and_before_its_lease(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    store: Any = ground.fleet.queue("report").storage.store  # type: ignore[attr-defined]
+    delete, delete_many = store.delete, store.delete_many
+
+    def one(key: Any) -> None:
+        gone.append(key)
+        delete(key)
+
+    def many(keys: Any) -> Any:
+        gone.extend(keys := [*keys])
+        return delete_many(keys)
+
+    monkeypatch.setattr(store, "delete", one)
+    monkeypatch.setattr(store, "delete_many", many)
+
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.step(ground.note, 1, name="note")
+
+    report.push()
+    ground.work(report)
+    names = [key.rsplit("/", 1)[1] for key in dict.fromkeys(gone)]
+    assert names == ["task.json", "0.0000.json", "lease.json"]
 
 
 def test_what_becomes_pending_while_it_is_looked_for_is_found(ground: Ground) -> None:
