@@ -1377,6 +1377,7 @@ def _texts() -> Any:
 WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
     "lambda": (lambda: limpet.step(lambda: 1), "a lambda has no name", 'limpet.step(f, name="...")'),
     "called": (lambda: limpet.step(fetch("a.com")), "a step needs a function, not Page(", "do not call it yourself"),  # type: ignore[arg-type]
+    "awaited": (lambda: limpet.step(_coroutine()), "a step needs a function, not <coroutine object", "do not call it"),  # type: ignore[arg-type]
     "coroutine": (lambda: limpet.step(_coroutine), "_coroutine is a coroutine function", "limpet.step_async"),
     "nested": (lambda: limpet.step(_nested), "a step inside of a step has no number", "call the function itself"),
     "JSON": (lambda: limpet.step(_lock), "what step '_lock' returned cannot be written as JSON", "use plain values"),

@@ -571,7 +571,9 @@ def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -
         raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
 
 
-def _name_of(function: Callable[..., Any], name: str | None) -> str:
+def _name_of(function: Any, name: str | None) -> str:
+    if inspect.iscoroutine(function):
+        function.close()  # or Python warns that it was never awaited
     if not callable(function):
         raise Invalid(
             f"a step needs a function, not {_shown(function)}",
