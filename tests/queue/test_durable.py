@@ -22,6 +22,7 @@ from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
 from limpet.cell import struct_codec
 from limpet.errors import Conflict, Invalid, Missing, Unsupported
+from limpet.keys import derived
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
@@ -901,6 +902,24 @@ def test_an_id_that_is_used_again_after_its_receipt_pushes_anew(ground: Ground) 
         assert pushed.result().value == [day, day]
         ground.runtime.sleep(8 * 86400)
         report.queue.sweep()  # type: ignore[attr-defined]
+
+
+def test_a_late_push_of_a_first_attempt_runs_nothing_again(ground: Ground) -> None:
+    """A first attempt pushes without a look for receipts. If it was paused meanwhile, the claim looks for them."""
+
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> None:
+        ground.note(n)
+
+    pusher = crawl.queue._pusher  # type: ignore[attr-defined]
+    for _ in range(2):
+        pusher.push(b'{"n":1}', id=None, delay_s=0.0, name=derived("push", "report", 1), fresh=True)
+        pusher.push_many([b'{"n":2}'], batch=1, name=derived("push", "report", 2), fresh=True)
+        ground.work(crawl)
+    assert ground.ran == [1, 2]
+    assert crawl.queue.stats().pending == 0
+    pusher.push_many([b'{"n":2}'], batch=1, name=derived("push", "report", 2))
+    assert crawl.queue.stats().pending == 0, "a later attempt takes it back at once"
 
 
 def test_steps_of_a_failed_task_go_with_its_receipt(ground: Ground) -> None:
