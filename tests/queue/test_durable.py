@@ -357,6 +357,52 @@ def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
         limpet.signal(pushed, "approved")
 
 
+def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's clock is known as a lower bound, from what was last seen of it."""
+
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved")
+
+    report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    exact = queue._store.now
+
+    def lagging(**how: Any) -> Any:
+        return exact(**how) - timedelta(seconds=0 if how else 5)
+
+    monkeypatch.setattr(queue._store, "now", lagging)
+    ground.runtime.sleep(3)
+    queue.storage._exact_at_s = None
+    assert not queue.claim()
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_end_of_what_a_task_waits_for_wakes_its_queue(ground: Ground, batch: bool, cancel: bool) -> None:
+    pushed: list[Any] = []
+
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> int:
+        pushed[:] = crawl.push_many([(1,), (2,)]) if batch else [crawl.push(1).id]
+        return len(limpet.gather(pushed))
+
+    report.push()
+    ground.work(report, until_empty=False)
+    bell = ground.fleet.queue("report").storage.keys.bell  # type: ignore[attr-defined]
+    assert not ground.fleet.store.exists(bell)
+    if cancel:
+        crawl.queue.cancel(pushed[0].rpartition(".")[0] or pushed[0])
+    else:
+        ground.work(crawl)
+    assert ground.fleet.store.exists(bell)
+
+
 def test_a_wait_that_times_out_returns_the_default(ground: Ground) -> None:
     @ground.fleet.task("report")
     def report() -> Any:
