@@ -357,6 +357,29 @@ def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
         limpet.signal(pushed, "approved")
 
 
+def test_a_gather_of_a_purged_task_ends_after_two_minutes(ground: Ground) -> None:
+    """What it has waited is added up over its claims, each of which finds nothing."""
+
+    @ground.fleet.task("crawl")
+    def crawl() -> None:
+        pass
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> list[str]:
+        return [end.state for end in limpet.gather([crawl.push()])]
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    crawl.queue.purge()
+    began_s = ground.runtime.elapsed_s()
+    while not pushed.result().ready and ground.runtime.elapsed_s() - began_s < 600:
+        ground.runtime.sleep(1)
+        ground.work(report, until_empty=False)
+    assert pushed.result().value == ["unknown"]
+    assert 100 <= ground.runtime.elapsed_s() - began_s <= 200
+    assert len(ground.kinds("started")) <= 25, "less and less often"
+
+
 def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's clock is known as a lower bound, from what was last seen of it."""
 
@@ -587,6 +610,34 @@ def test_steps_of_an_async_handler_run_at_once_and_are_numbered_by_their_calls(g
     ground.work(report, crawl)
     assert pushed.result().value == [0, 10, 20]
     assert sorted(ground.ran) == [0, 1, 2]
+
+
+def test_a_push_of_a_coroutine_is_numbered_when_it_begins_and_not_by_its_thread(ground: Ground) -> None:
+    raw: Any = ground.fleet.queue("raw")
+    other_is_pushed = threading.Event()
+
+    class Slow(dict[str, int]):
+        def items(self) -> Any:
+            other_is_pushed.wait(10)
+            return super().items()
+
+    async def other() -> Any:
+        pushed = await raw.push_async({"n": 2})
+        other_is_pushed.set()
+        return pushed
+
+    @ground.fleet.task("report", durable=True)
+    async def report() -> bool:
+        first, second = await asyncio.gather(raw.push_async(Slow(n=1)), other())
+        task = limpet.current_task()
+        assert task is not None
+        storage = ground.fleet.queue("report").storage  # type: ignore[attr-defined]
+        blobs = storage.step_blobs(task.id, 0)
+        return [str(first.id) in blobs[0].data.decode(), str(second.id) in blobs[1].data.decode()] == [True, True]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value is True
 
 
 def test_tasks_of_a_batch_are_durable_each_for_itself(ground: Ground) -> None:
