@@ -22,10 +22,11 @@ from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
 from limpet.cell import struct_codec
 from limpet.errors import Conflict, Invalid, Missing, Unsupported
+from limpet.keys import derived
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
-from limpet.queue.steps import gathered_bytes
+from limpet.queue.steps import RUNNING, TaskSteps, gathered_bytes
 from limpet.runtime import ulid
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
@@ -356,6 +357,75 @@ def test_a_signal_wakes_the_task_that_waits_for_it(ground: Ground) -> None:
         limpet.signal(pushed, "approved")
 
 
+def test_a_gather_of_a_purged_task_ends_after_two_minutes(ground: Ground) -> None:
+    """What it has waited is added up over its claims, each of which finds nothing."""
+
+    @ground.fleet.task("crawl")
+    def crawl() -> None:
+        pass
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> list[str]:
+        return [end.state for end in limpet.gather([crawl.push()])]
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    crawl.queue.purge()
+    began_s = ground.runtime.elapsed_s()
+    while not pushed.result().ready and ground.runtime.elapsed_s() - began_s < 600:
+        ground.runtime.sleep(1)
+        ground.work(report, until_empty=False)
+    assert pushed.result().value == ["unknown"]
+    assert 100 <= ground.runtime.elapsed_s() - began_s <= 200
+    assert len(ground.kinds("started")) <= 25, "less and less often"
+
+
+def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's clock is known as a lower bound, from what was last seen of it."""
+
+    @ground.fleet.task("report")
+    def report() -> Any:
+        return limpet.wait_signal("approved")
+
+    report.push()
+    ground.work(report, until_empty=False)
+    queue: Any = report.queue
+    exact = queue._store.now
+
+    def lagging(**how: Any) -> Any:
+        return exact(**how) - timedelta(seconds=0 if how else 5)
+
+    monkeypatch.setattr(queue._store, "now", lagging)
+    ground.runtime.sleep(3)
+    queue.storage._exact_at_s = None
+    assert not queue.claim()
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_end_of_what_a_task_waits_for_wakes_its_queue(ground: Ground, batch: bool, cancel: bool) -> None:
+    pushed: list[Any] = []
+
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> int:
+        return n
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> int:
+        pushed[:] = crawl.push_many([(1,), (2,)]) if batch else [crawl.push(1).id]
+        return len(limpet.gather(pushed))
+
+    report.push()
+    ground.work(report, until_empty=False)
+    bell = ground.fleet.queue("report").storage.keys.bell  # type: ignore[attr-defined]
+    assert not ground.fleet.store.exists(bell)
+    if cancel:
+        crawl.queue.cancel(pushed[0].rpartition(".")[0] or pushed[0])
+    else:
+        ground.work(crawl)
+    assert ground.fleet.store.exists(bell)
+
+
 def test_a_wait_that_times_out_returns_the_default(ground: Ground) -> None:
     @ground.fleet.task("report")
     def report() -> Any:
@@ -540,6 +610,34 @@ def test_steps_of_an_async_handler_run_at_once_and_are_numbered_by_their_calls(g
     ground.work(report, crawl)
     assert pushed.result().value == [0, 10, 20]
     assert sorted(ground.ran) == [0, 1, 2]
+
+
+def test_a_push_of_a_coroutine_is_numbered_when_it_begins_and_not_by_its_thread(ground: Ground) -> None:
+    raw: Any = ground.fleet.queue("raw")
+    other_is_pushed = threading.Event()
+
+    class Slow(dict[str, int]):
+        def items(self) -> Any:
+            other_is_pushed.wait(10)
+            return super().items()
+
+    async def other() -> Any:
+        pushed = await raw.push_async({"n": 2})
+        other_is_pushed.set()
+        return pushed
+
+    @ground.fleet.task("report", durable=True)
+    async def report() -> bool:
+        first, second = await asyncio.gather(raw.push_async(Slow(n=1)), other())
+        task = limpet.current_task()
+        assert task is not None
+        storage = ground.fleet.queue("report").storage  # type: ignore[attr-defined]
+        blobs = storage.step_blobs(task.id, 0)
+        return [str(first.id) in blobs[0].data.decode(), str(second.id) in blobs[1].data.decode()] == [True, True]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value is True
 
 
 def test_tasks_of_a_batch_are_durable_each_for_itself(ground: Ground) -> None:
@@ -761,6 +859,43 @@ def test_a_gather_must_ask_for_the_same_tasks_in_the_same_order(ground: Ground) 
     assert "step 1 gathered other tasks, or the same ones in another order" in (pushed.result().error or "")
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_task_cannot_wait_for_its_own_entry(ground: Ground, batch: bool) -> None:
+    ids: list[Any] = []
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> None:
+        if n == 0:
+            limpet.gather(ids[-1:])
+
+    ids += report.push_many([(0,), (1,)]) if batch else [report.push(0).id]
+    ground.work(report)
+    error = report.queue.result(ids[0]).error or ""
+    assert "a task cannot wait for itself, or for a task of its own batch" in error
+
+
+def test_a_step_of_a_coroutine_may_be_anything_that_is_awaited(ground: Ground) -> None:
+    async def double(n: int) -> int:
+        return 2 * n
+
+    class Client:
+        async def __call__(self, n: int) -> int:
+            return 3 * n
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> list[int]:
+        return [
+            await limpet.step_async(double, 1),
+            await limpet.step_async(lambda: double(2), name="two"),
+            await limpet.step_async(Client(), 3, name="three"),
+            await limpet.step_async(fetch, "a.com") is not None,
+        ]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == [2, 4, 9, True]
+
+
 def test_payloads_that_ask_for_steps_are_made_before_the_push_is_numbered(ground: Ground) -> None:
     raw = ground.fleet.queue("raw")
 
@@ -866,6 +1001,24 @@ def test_an_id_that_is_used_again_after_its_receipt_pushes_anew(ground: Ground) 
         report.queue.sweep()  # type: ignore[attr-defined]
 
 
+def test_a_late_push_of_a_first_attempt_runs_nothing_again(ground: Ground) -> None:
+    """A first attempt pushes without a look for receipts. If it was paused meanwhile, the claim looks for them."""
+
+    @ground.fleet.task("crawl")
+    def crawl(n: int) -> None:
+        ground.note(n)
+
+    pusher = crawl.queue._pusher  # type: ignore[attr-defined]
+    for _ in range(2):
+        pusher.push(b'{"n":1}', id=None, delay_s=0.0, name=derived("push", "report", 1), fresh=True)
+        pusher.push_many([b'{"n":2}'], batch=1, name=derived("push", "report", 2), fresh=True)
+        ground.work(crawl)
+    assert ground.ran == [1, 2]
+    assert crawl.queue.stats().pending == 0
+    pusher.push_many([b'{"n":2}'], batch=1, name=derived("push", "report", 2))
+    assert crawl.queue.stats().pending == 0, "a later attempt takes it back at once"
+
+
 def test_steps_of_a_failed_task_go_with_its_receipt(ground: Ground) -> None:
     """Its id may be used again from then on: the new task must not find them."""
     report, _ = _failed(ground)
@@ -917,6 +1070,66 @@ def test_a_retry_keeps_the_steps_of_a_task_whose_lease_could_not_be_read(ground:
     ground.work(report)
     assert sorted(queue.result(id_).value for id_ in again) == [*range(len(ids))]
     assert (ground.ran, ground.left()) == ([*range(len(ids))], [])
+
+
+def test_a_retry_keeps_the_steps_of_a_task_whose_workers_died_before_a_heartbeat(ground: Ground) -> None:
+    """Its lease knows of no step: the receipt says that a retry is to look."""
+    dies = [True]
+
+    class Killed(BaseException):
+        pass
+
+    @ground.fleet.task("report", max_attempts=1, ttl_s=6.0)
+    def report() -> str:
+        value: str = limpet.step(ground.note, "reserved", name="reserve")
+        if dies:
+            raise Killed
+        return value
+
+    report.push()
+    queue: Any = report.queue
+    claim = queue.claim()
+    [task] = claim
+    token = RUNNING.set(TaskSteps(queue, task))
+    with contextlib.suppress(Killed):
+        report(*())
+    RUNNING.reset(token)
+    queue._renewer.remove(claim)  # it is dead: no heartbeat, no verdict
+    dies.clear()
+    ground.runtime.sleep(60)
+    ground.work(report, until_empty=False)
+    ground.runtime.sleep(60)
+    ground.work(report)
+    [again] = queue.retry(all=True)
+    ground.work(report)
+    assert queue.result(again).value == "reserved"
+    assert (ground.ran, ground.left()) == (["reserved"], [])
+
+
+def test_the_steps_go_after_the_task_and_before_its_lease(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    store: Any = ground.fleet.queue("report").storage.store  # type: ignore[attr-defined]
+    delete, delete_many = store.delete, store.delete_many
+
+    def one(key: Any) -> None:
+        gone.append(key)
+        delete(key)
+
+    def many(keys: Any) -> Any:
+        gone.extend(keys := [*keys])
+        return delete_many(keys)
+
+    monkeypatch.setattr(store, "delete", one)
+    monkeypatch.setattr(store, "delete_many", many)
+
+    @ground.fleet.task("report")
+    def report() -> None:
+        limpet.step(ground.note, 1, name="note")
+
+    report.push()
+    ground.work(report)
+    names = [key.rsplit("/", 1)[1] for key in dict.fromkeys(gone)]
+    assert names == ["task.json", "0.0000.json", "lease.json"]
 
 
 def test_what_becomes_pending_while_it_is_looked_for_is_found(ground: Ground) -> None:
@@ -1325,6 +1538,7 @@ def _texts() -> Any:
 WRONG: dict[str, tuple[Callable[[], object], str, str]] = {
     "lambda": (lambda: limpet.step(lambda: 1), "a lambda has no name", 'limpet.step(f, name="...")'),
     "called": (lambda: limpet.step(fetch("a.com")), "a step needs a function, not Page(", "do not call it yourself"),  # type: ignore[arg-type]
+    "awaited": (lambda: limpet.step(_coroutine()), "a step needs a function, not <coroutine object", "do not call it"),  # type: ignore[arg-type]
     "coroutine": (lambda: limpet.step(_coroutine), "_coroutine is a coroutine function", "limpet.step_async"),
     "nested": (lambda: limpet.step(_nested), "a step inside of a step has no number", "call the function itself"),
     "JSON": (lambda: limpet.step(_lock), "what step '_lock' returned cannot be written as JSON", "use plain values"),

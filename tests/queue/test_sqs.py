@@ -597,6 +597,36 @@ def test_a_durable_task_is_refused_with_the_reason(world: World, verb: str) -> N
     assert "a bucket or a directory has everything" in said
 
 
+def test_a_durable_task_of_another_queue_pushes_in_a_step(world: World) -> None:
+    """A push to SQS cannot be made once: each attempt would push again."""
+    queue = world.ready()
+    fleet = limpet.open("memory://")
+    told: list[str] = []
+
+    @fleet.task("report", durable=True, backoff_s=0.0)
+    def report() -> str:
+        for push in (lambda: queue.push({"n": 1}), lambda: queue.push_many([{"n": 1}])):
+            with suppress(Unsupported) as refused:
+                push()
+                raise AssertionError(refused)
+        try:
+            queue.push({"n": 1})
+        except Unsupported as error:
+            told.append(f"{error} {error.hint}")
+        pushed = limpet.step(queue.push, {"n": 2})
+        if len(told) == 1:
+            raise RuntimeError("again")
+        return pushed.id
+
+    one = report.push()
+    Worker([report.job], system(), burst=True, until_empty=True).run()
+    assert "each attempt of a durable task would push again" in told[0]
+    assert "limpet.step(queue.push, payload)" in told[0]
+    assert queue.stats().pending == 1
+    _, task = take(queue)
+    assert (task.payload, task.id) == ({"n": 2}, one.result().value)
+
+
 # ---- verdicts ----
 
 

@@ -312,6 +312,11 @@ class TaskSteps:
         left = self.timer(numbers, timeout_s, "gather")
         found = self.recalled(number, "gather", name)
         digest = records.digest_of("\0".join(f"{each.queue.name}/{each}" for each in handles).encode())
+        if self._claim.storage.keys.tasks(self._claim.entry, batch=self._claim.batch) in map(self._key_of, handles):
+            raise Invalid(
+                "a task cannot wait for itself, or for a task of its own batch: the batch ends as a whole",
+                hint="push what it waits for by another push",
+            )
         if found is None:
             began_at = self.wall()
             results = self._ends(number, handles, left)
@@ -449,6 +454,16 @@ def _in_step(number: int) -> Iterator[None]:
         _inside.reset(before)
 
 
+def refuse_push(queue: Queue) -> None:
+    """For queues that cannot make a push once.   Raises: Unsupported in a durable task, outside of its steps."""
+    steps = RUNNING.get()
+    if steps is not None and steps.numbers_push(has_id=False):
+        raise Unsupported(
+            f"queue {queue.name!r} lives in {queue.provider}: each attempt of a durable task would push again",
+            hint="push in a step: limpet.step(queue.push, payload)",
+        )
+
+
 async def in_order(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """`call(...)`, which pushes, in a thread. In a durable task its number is taken now."""
     steps = RUNNING.get()
@@ -556,7 +571,9 @@ def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -
         raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
 
 
-def _name_of(function: Callable[..., Any], name: str | None) -> str:
+def _name_of(function: Any, name: str | None) -> str:
+    if inspect.iscoroutine(function):
+        function.close()  # or Python warns that it was never awaited
     if not callable(function):
         raise Invalid(
             f"a step needs a function, not {_shown(function)}",

@@ -61,6 +61,7 @@ from limpet.queue.sqs.client import (
     read_message,
     task_text,
 )
+from limpet.queue.steps import refuse_push
 from limpet.runtime import Runtime, system
 
 DELAY_MAX_S = 900
@@ -157,6 +158,7 @@ class SqsQueue(AsyncQueue):
         again); OutcomeUnknown (it may be there; pushing again may make two of it).
         Cost: 1 request.   Crash: the task is there, or it is not.
         """
+        refuse_push(self)
         if id is not None:
             self._refuse("ids")
         if not 0 <= delay_s <= DELAY_MAX_S:
@@ -177,6 +179,7 @@ class SqsQueue(AsyncQueue):
         tasks that are not there or may not be.
         Cost: 1 request for ten tasks, or for 256 KiB.   Crash: some are there, some are not.
         """
+        refuse_push(self)
         if id is not None:
             self._refuse("ids")
         if batch < 1:
