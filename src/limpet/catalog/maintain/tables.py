@@ -433,11 +433,12 @@ class TableMaintenance(TableChange):
     def _now(self) -> datetime:
         """The store's time, by a probe: what was seen of an idle fleet is a bound that may be days behind.
 
-        A role that may not write the probe uses that bound: it keeps more.   Cost: 1 PUT + 1 HEAD.
+        Where the probe cannot be written, on a full disk or by a role that may not, that bound counts: it keeps more.
+        Cost: 1 PUT + 1 HEAD.
         """
         try:
             return self._store.now(max_age_s=0.0)
-        except Denied:
+        except (Denied, Unavailable):
             self._load()
             return self._store.now()
 
