@@ -55,6 +55,7 @@ from limpet.errors import (
 )
 from limpet.keys import Key
 from limpet.store.api import Absent
+from limpet.store.directory.files import is_full
 from limpet.store.outcome import put_bytes
 
 TRIES_MAX = 10
@@ -108,7 +109,11 @@ class ExpiryReport:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits."""
+    """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits.
+
+    `unreadable`: data files that were left, since they are outside the warehouse, or their URL has characters that
+    programs read in different ways, as `%`.
+    """
 
     files: int
     bytes: int
@@ -116,6 +121,7 @@ class CompactionReport:
     new_bytes: int
     commits: int
     dry_run: bool
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +289,8 @@ class TableMaintenance(TableChange):
                 files += sum(map(len, groups))
                 bytes_ += sum(file.size for group in groups for file in group)
                 new_files += len(groups)
-                return CompactionReport(files, bytes_, new_files, new_bytes, commits, dry_run)
+                unreadable = sum(not self._is_readable(file.url) for file in current.data)
+                return CompactionReport(files, bytes_, new_files, new_bytes, commits, dry_run, unreadable)
             sizes = {current.data[file.nth].url: file.size for group in groups for file in group}
             done = self._replace(current, [[file.nth for file in group] for group in groups[:GROUPS_AT_ONCE]])
             files += sum(len(each.old) for each in done)
@@ -438,7 +445,9 @@ class TableMaintenance(TableChange):
         """
         try:
             return self._store.now(max_age_s=0.0)
-        except (Denied, Unavailable):
+        except (Denied, Unavailable) as error:
+            if isinstance(error, Unavailable) and not is_full(error):
+                raise
             self._load()
             return self._store.now()
 
