@@ -289,6 +289,36 @@ def test_orphans_of_a_crash_go(fleet: Fleet) -> None:
     assert read(fleet) == [1]
 
 
+def test_statistics_and_older_metadata_stay(fleet: Fleet) -> None:
+    """They are named by the metadata alone, and by no manifest."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)), lambda table: table.append(rows(2)))
+    loaded = fleet.catalog().load_table(WHERE, "t")
+    root, id_ = metadata(loaded)["location"], metadata(loaded)["current-snapshot-id"]
+    named = {"statistics": f"{root}/metadata/a.puffin", "partition-statistics": f"{root}/metadata/b.parquet"}
+    blob = {"type": "apache-datasketches-theta-v1", "snapshot-id": id_, "sequence-number": 2, "fields": [1]}
+    more = {"statistics": {"file-footer-size-in-bytes": 1, "blob-metadata": [blob]}, "partition-statistics": {}}
+    updates = [
+        {"action": f"set-{kind}", "snapshot-id": id_,
+         kind: {"snapshot-id": id_, "statistics-path": url, "file-size-in-bytes": 1, **more[kind]}}
+        for kind, url in named.items()
+    ]  # fmt: skip
+    with fleet.lead_catalog() as catalog:
+        catalog.commit_table(WHERE, "t", {"requirements": [], "updates": updates})
+    for url in [*named.values(), f"{root}/metadata/unnamed.puffin"]:
+        Path(url.removeprefix("file://")).write_bytes(b"x")
+    loaded = fleet.catalog().load_table(WHERE, "t")
+    before = files(fleet)
+    for path in before:
+        os.utime(Path(fleet.url) / "warehouse" / path, (0, 0))
+    [gone] = fleet.maintain(WHERE, "t").remove_orphans(grace=NOW, quiesced=True).files
+    assert gone.endswith("/unnamed.puffin")
+    assert files(fleet) == before - {gone}
+    older = [entry["metadata-file"] for entry in metadata(loaded)["metadata-log"]]
+    assert all(Path(url.removeprefix("file://")).exists() for url in (str(loaded.metadata_location), *older))
+    assert len(older) >= 3
+
+
 def test_what_maintenance_costs() -> None:
     """On a published index, in memory: three snapshots, one manifest each."""
     fleet = limpet.open("memory://maintenance-costs")

@@ -68,6 +68,7 @@ GROUPS_AT_ONCE = 16
 """Groups of files that one commit replaces: a large table is compacted in several commits."""
 GRACE_S = 3 * 24 * 3600.0
 GRACE_S_MIN = 3600.0
+METADATA_MARK = ".metadata.json"
 
 
 class TableWriter(Protocol):
@@ -352,11 +353,11 @@ class TableMaintenance(TableChange):
     ) -> OrphanReport:
         """Delete files in the table's folders that neither a retained snapshot nor a commit under way needs.
 
-        Needed are: metadata files that the metadata names; manifest lists, manifests, data files, delete files and
-        statistics of all snapshots; the same of metadata that was current within the grace time, as far as the metadata
-        log goes back, since queries may still read it. Files that were changed within the grace time (three days) stay:
-        a commit may be about to name them. `quiesced`: no other process uses the table; then the time may be under an
-        hour, and older metadata does not count.
+        Needed are: metadata files that the metadata names, and those of other catalogs; manifest lists, manifests, data
+        files, delete files and statistics of all snapshots; the same of metadata that was current within the grace
+        time, as far as the metadata log goes back, since queries may still read it. Files that were changed within the
+        grace time (three days) stay: a commit may be about to name them. `quiesced`: no other process uses the table;
+        then the time may be under an hour, and older metadata does not count.
         Raises: NoSuchTable; Invalid; Corrupt if something cannot be read (then nothing is deleted); Unsupported for
         more than a million files, and with `gc.enabled=false`; Denied; Unavailable.
         Cost: 1 GET of the head twice, 1 LIST per 1,000 files, 1 GET of the metadata, of each metadata file of the grace
@@ -379,7 +380,8 @@ class TableMaintenance(TableChange):
         location = loaded.metadata_location or ""
         written = {name: file.modified for file in listed for name in names_of(file.path)}
         recent = [] if quiesced else recent_metadata(history, location, written, before)
-        doomed = orphans(listed, self._needed(location, history, recent), before)
+        needed = self._needed(location, history, recent) | self._foreign(listed)
+        doomed = orphans(listed, needed, before)
         if not dry_run:
             self._warehouse.delete([file.path for file in doomed])
         paths = tuple(file.path.removeprefix(f"{WAREHOUSE}/") for file in doomed)
@@ -393,6 +395,13 @@ class TableMaintenance(TableChange):
                 if len(found) > FILES_MAX:
                     raise Unsupported(f"{self._shown} has more than {FILES_MAX:,} files", hint="use Spark for it")
         return found
+
+    def _foreign(self, listed: Sequence[ListedFile]) -> set[str]:
+        """The names of metadata files that this catalog did not write: the table may still be in another one too."""
+        others = (
+            file.path for file in listed if METADATA_MARK in file.path and not self._warehouse.has_digest(file.path)
+        )
+        return {name for path in others for name in names_of(path)}
 
     def _needed(self, location: str, history: TableHistory, recent: Sequence[str]) -> set[str]:
         """The names of all files that the metadata at `location` needs, and the `recent` metadata before it."""
