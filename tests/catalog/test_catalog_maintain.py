@@ -206,6 +206,22 @@ def test_a_commit_meanwhile_is_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatc
     assert read(fleet) == [*range(6), 50]
 
 
+def test_an_expiry_is_planned_again_after_a_commit_of_others(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+    table, planned = fleet.maintain(WHERE, "t"), snapshots(fleet)
+    inner, acts = table._lead, [lambda other: other.append(rows(50))]
+
+    def lead() -> Any:
+        if acts:
+            change(fleet, acts.pop())
+        return inner()
+
+    table._lead = lead
+    assert table.expire(max_age=NOW).snapshots == tuple(planned)
+    assert read(fleet) == [0, 1, 2, 50]
+
+
 def test_a_deleted_row_does_not_come_back(fleet: Fleet) -> None:
     """The files of a group were replaced while it was rewritten: the rewrite is thrown away."""
     create(fleet)
@@ -287,6 +303,73 @@ def test_orphans_of_a_crash_go(fleet: Fleet) -> None:
     assert [path.rpartition("/")[2] for path in gone.files] == ["00000-0-left-over.parquet"]
     assert (folder / "_hidden").exists()
     assert read(fleet) == [1]
+
+
+def test_a_table_that_takes_the_name_meanwhile_is_not_taken_for_the_first(fleet: Fleet) -> None:
+    """The files of one table were listed, and the metadata of another one would be read: nothing is deleted."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)))
+    with fleet.lead_catalog() as catalog:
+        catalog.create_table(WHERE, new_table("other"))
+    table, before = fleet.maintain(WHERE, "t"), files(fleet)
+    inner = table._listed
+
+    def listed(roots: Any) -> Any:
+        found = inner(roots)
+        with fleet.lead_catalog() as catalog:
+            catalog.rename_table((WHERE, "t"), (WHERE, "old"))
+            catalog.rename_table((WHERE, "other"), (WHERE, "t"))
+        return found
+
+    table._listed = listed  # type: ignore[method-assign]
+    with pytest.raises(limpet.Unavailable, match="was moved meanwhile"):
+        table.remove_orphans(grace=NOW, quiesced=True)
+    assert files(fleet) == before
+
+
+def test_a_file_of_older_metadata_may_be_gone_and_one_of_a_snapshot_may_not(fleet: Fleet) -> None:
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+    table = fleet.maintain(WHERE, "t")
+    table.expire(max_age=NOW)
+    assert table.remove_orphans(grace=NOW, quiesced=True).files, "files of metadata that was current lately"
+    assert not table.remove_orphans().files
+    [listed] = [each["manifest-list"] for each in metadata(fleet.catalog().load_table(WHERE, "t"))["snapshots"]]
+    Path(listed.removeprefix("file://")).unlink()
+    before = files(fleet)
+    with pytest.raises(Corrupt, match="is gone; nothing was deleted"):
+        table.remove_orphans(grace=NOW, quiesced=True)
+    assert files(fleet) == before
+
+
+def test_statistics_and_older_metadata_stay(fleet: Fleet) -> None:
+    """They are named by the metadata alone, and by no manifest."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)), lambda table: table.append(rows(2)))
+    loaded = fleet.catalog().load_table(WHERE, "t")
+    root, id_ = metadata(loaded)["location"], metadata(loaded)["current-snapshot-id"]
+    named = {"statistics": f"{root}/metadata/a.puffin", "partition-statistics": f"{root}/metadata/b.parquet"}
+    blob = {"type": "apache-datasketches-theta-v1", "snapshot-id": id_, "sequence-number": 2, "fields": [1]}
+    more = {"statistics": {"file-footer-size-in-bytes": 1, "blob-metadata": [blob]}, "partition-statistics": {}}
+    updates = [
+        {"action": f"set-{kind}", "snapshot-id": id_,
+         kind: {"snapshot-id": id_, "statistics-path": url, "file-size-in-bytes": 1, **more[kind]}}
+        for kind, url in named.items()
+    ]  # fmt: skip
+    with fleet.lead_catalog() as catalog:
+        catalog.commit_table(WHERE, "t", {"requirements": [], "updates": updates})
+    for url in [*named.values(), f"{root}/metadata/unnamed.puffin"]:
+        Path(url.removeprefix("file://")).write_bytes(b"x")
+    loaded = fleet.catalog().load_table(WHERE, "t")
+    before = files(fleet)
+    for path in before:
+        os.utime(Path(fleet.url) / "warehouse" / path, (0, 0))
+    [gone] = fleet.maintain(WHERE, "t").remove_orphans(grace=NOW, quiesced=True).files
+    assert gone.endswith("/unnamed.puffin")
+    assert files(fleet) == before - {gone}
+    older = [entry["metadata-file"] for entry in metadata(loaded)["metadata-log"]]
+    assert all(Path(url.removeprefix("file://")).exists() for url in (str(loaded.metadata_location), *older))
+    assert len(older) >= 3
 
 
 def test_what_maintenance_costs() -> None:

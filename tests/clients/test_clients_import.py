@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_the_tables_of_a_sql_catalog_are_registered(tmp_path: Path, fleet: limpe
         "sales.north.orders": "differs",
         "sales.later": "imported",
     }
+
+
+def test_maintenance_here_leaves_the_other_catalog_its_table(
+    tmp_path: Path, fleet: limpet.Fleet, sql: SqlCatalog
+) -> None:
+    """Its newest metadata file is in no metadata of ours. So an import can be repeated, and given up."""
+    everything = dict.fromkeys(("sales.orders", "sales.returns", "sales.north.orders"), "present")
+    assert {*outcomes(fleet.import_catalog(uri(tmp_path), name="old")).values()} == {"imported"}
+    orphan = tmp_path / "fleet/warehouse/sales/orders/data/orphan.parquet"
+    orphan.write_bytes(b"x")
+    gone = fleet.maintain(("sales",), "orders").remove_orphans(grace=timedelta(0), quiesced=True).files
+    assert gone == ("sales/orders/data/orphan.parquet",)
+    assert sql.load_table("sales.orders").scan().to_arrow() == ROWS
+    assert outcomes(fleet.import_catalog(uri(tmp_path), name="old")) == everything
 
 
 def test_a_table_that_cannot_be_imported_is_reported_and_the_rest_goes_on(

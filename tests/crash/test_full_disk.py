@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,18 @@ def test_a_full_disk_stops_the_queue_and_loses_nothing(disk: Path) -> None:
     stats = queue.stats()
     assert (stats.completed, stats.failed, stats.pending, stats.scheduled) == (7, 0, 0, 0)
     assert queue.result("in hand").value == {"took": "long"}
+
+
+def test_orphans_free_a_full_disk(disk: Path) -> None:
+    fleet = limpet.open(disk / "fleet")
+    index = fleet.index("recs", {"fields": [{"name": "id", "type": "string"}]}, key="id")
+    for n in range(2):
+        index.put({"id": f"r{n}"})
+        fleet.publish_index("recs")
+    fleet.maintain(("indexes",), "recs").expire(max_age=timedelta(0))
+    stuff(disk)
+    table = limpet.open(disk / "fleet").maintain(("indexes",), "recs")
+    with pytest.raises(Unavailable, match="the disk is full"):
+        table.compact(min_files=2)
+    assert table.remove_orphans(grace=timedelta(0), quiesced=True).bytes > 0
+    assert fleet.cell("new").create(1), "there is space again"

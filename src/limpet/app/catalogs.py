@@ -90,7 +90,7 @@ def lead(storage: CatalogStorage, url: str, *, wait_s: float = WAIT_S) -> Iterat
                     raise leader.trouble
                 raise NotLeader(
                     f"{leader.leader or 'another process'} leads the catalog at {url}",
-                    hint="ask the service that leads it, or stop that one first",
+                    hint="ask the service that leads it (--service http://HOST:PORT), or stop that one first",
                 )
             runtime.sleep(POLL_S)
         yield open_catalog(storage, url, leader)

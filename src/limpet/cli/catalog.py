@@ -565,7 +565,8 @@ def compact(
             target_bytes=target_mib << 20, min_files=min_files, dry_run=dry_run
         )
     verb, old, new = "would become" if dry_run else "became", many(done.files, "file"), many(done.new_files, "file")
-    answer(done, f"{old} of {table} ({size_text(done.bytes)}) {verb} {new}", json=json)
+    left = f"; {many(done.unreadable, 'file')} cannot be read here" if done.unreadable else ""
+    answer(done, f"{old} of {table} ({size_text(done.bytes)}) {verb} {new}{left}", json=json)
 
 
 def orphans(

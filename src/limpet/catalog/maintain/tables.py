@@ -55,6 +55,7 @@ from limpet.errors import (
 )
 from limpet.keys import Key
 from limpet.store.api import Absent
+from limpet.store.directory.files import is_full
 from limpet.store.outcome import put_bytes
 
 TRIES_MAX = 10
@@ -67,6 +68,7 @@ GROUPS_AT_ONCE = 16
 """Groups of files that one commit replaces: a large table is compacted in several commits."""
 GRACE_S = 3 * 24 * 3600.0
 GRACE_S_MIN = 3600.0
+METADATA_MARK = ".metadata.json"
 
 
 class TableWriter(Protocol):
@@ -108,7 +110,11 @@ class ExpiryReport:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits."""
+    """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits.
+
+    `unreadable`: data files that were left, since they are outside the warehouse, or their URL has characters that
+    programs read in different ways, as `%`.
+    """
 
     files: int
     bytes: int
@@ -116,6 +122,7 @@ class CompactionReport:
     new_bytes: int
     commits: int
     dry_run: bool
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,8 @@ class TableMaintenance(TableChange):
                 files += sum(map(len, groups))
                 bytes_ += sum(file.size for group in groups for file in group)
                 new_files += len(groups)
-                return CompactionReport(files, bytes_, new_files, new_bytes, commits, dry_run)
+                unreadable = sum(not self._is_readable(file.url) for file in current.data)
+                return CompactionReport(files, bytes_, new_files, new_bytes, commits, dry_run, unreadable)
             sizes = {current.data[file.nth].url: file.size for group in groups for file in group}
             done = self._replace(current, [[file.nth for file in group] for group in groups[:GROUPS_AT_ONCE]])
             files += sum(len(each.old) for each in done)
@@ -345,11 +353,11 @@ class TableMaintenance(TableChange):
     ) -> OrphanReport:
         """Delete files in the table's folders that neither a retained snapshot nor a commit under way needs.
 
-        Needed are: metadata files that the metadata names; manifest lists, manifests, data files, delete files and
-        statistics of all snapshots; the same of metadata that was current within the grace time, as far as the metadata
-        log goes back, since queries may still read it. Files that were changed within the grace time (three days) stay:
-        a commit may be about to name them. `quiesced`: no other process uses the table; then the time may be under an
-        hour, and older metadata does not count.
+        Needed are: metadata files that the metadata names, and those of other catalogs; manifest lists, manifests, data
+        files, delete files and statistics of all snapshots; the same of metadata that was current within the grace
+        time, as far as the metadata log goes back, since queries may still read it. Files that were changed within the
+        grace time (three days) stay: a commit may be about to name them. `quiesced`: no other process uses the table;
+        then the time may be under an hour, and older metadata does not count.
         Raises: NoSuchTable; Invalid; Corrupt if something cannot be read (then nothing is deleted); Unsupported for
         more than a million files, and with `gc.enabled=false`; Denied; Unavailable.
         Cost: 1 GET of the head twice, 1 LIST per 1,000 files, 1 GET of the metadata, of each metadata file of the grace
@@ -372,7 +380,8 @@ class TableMaintenance(TableChange):
         location = loaded.metadata_location or ""
         written = {name: file.modified for file in listed for name in names_of(file.path)}
         recent = [] if quiesced else recent_metadata(history, location, written, before)
-        doomed = orphans(listed, self._needed(location, history, recent), before)
+        needed = self._needed(location, history, recent) | self._foreign(listed)
+        doomed = orphans(listed, needed, before)
         if not dry_run:
             self._warehouse.delete([file.path for file in doomed])
         paths = tuple(file.path.removeprefix(f"{WAREHOUSE}/") for file in doomed)
@@ -386,6 +395,13 @@ class TableMaintenance(TableChange):
                 if len(found) > FILES_MAX:
                     raise Unsupported(f"{self._shown} has more than {FILES_MAX:,} files", hint="use Spark for it")
         return found
+
+    def _foreign(self, listed: Sequence[ListedFile]) -> set[str]:
+        """The names of metadata files that this catalog did not write: the table may still be in another one too."""
+        others = (
+            file.path for file in listed if METADATA_MARK in file.path and not self._warehouse.has_digest(file.path)
+        )
+        return {name for path in others for name in names_of(path)}
 
     def _needed(self, location: str, history: TableHistory, recent: Sequence[str]) -> set[str]:
         """The names of all files that the metadata at `location` needs, and the `recent` metadata before it."""
@@ -433,11 +449,14 @@ class TableMaintenance(TableChange):
     def _now(self) -> datetime:
         """The store's time, by a probe: what was seen of an idle fleet is a bound that may be days behind.
 
-        A role that may not write the probe uses that bound: it keeps more.   Cost: 1 PUT + 1 HEAD.
+        Where the probe cannot be written, on a full disk or by a role that may not, that bound counts: it keeps more.
+        Cost: 1 PUT + 1 HEAD.
         """
         try:
             return self._store.now(max_age_s=0.0)
-        except Denied:
+        except (Denied, Unavailable) as error:
+            if isinstance(error, Unavailable) and not is_full(error):
+                raise
             self._load()
             return self._store.now()
 

@@ -375,6 +375,11 @@ _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 
 
+def is_full(error: LimpetError) -> bool:
+    """Whether a write failed since the disk is full."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL
+
+
 def failure(what: str, error: OSError) -> LimpetError:
     """The error for a call that failed and changed nothing (F27)."""
     reason = f"{what}: {error.strerror or error}"
