@@ -119,6 +119,7 @@ def _with_int_ids(schema: Schema) -> Schema:
     """The schema of a manifest with the ids of columns as the specification has them: PyIceberg writes them as longs,
     which Java does not read."""
     *others, data = schema.fields
+    assert isinstance(data.field_type, StructType)
     ids = ListType(element_id=136, element=IntegerType(), element_required=True)
     fields = [
         NestedField(each.field_id, each.name, ids, required=False) if each.name == "equality_ids" else each
