@@ -72,12 +72,13 @@ def positions_in(positions: Sequence[int]) -> bytes:
     return vector(head + struct.pack(f"<{len(positions)}H", *positions))
 
 
-def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int]]) -> list[DataFile]:
-    """The deletion vectors of several data files, by URL, in one Puffin file, as Spark writes those of a task."""
+def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int] | bytes]) -> list[DataFile]:
+    """The deletion vectors of several data files, by URL, in one Puffin file, as Spark writes those of a task. Each is
+    made of positions, or given."""
     url, body = f"{table.location()}/data/{name}.puffin", b"PFA1"
     blobs, made = [], []
     for path, positions in gone.items():
-        blob = positions_in(positions)
+        blob = positions if isinstance(positions, bytes) else positions_in(positions)
         properties = {"referenced-data-file": path, "cardinality": str(len(positions))}
         blobs.append(
             {

@@ -34,8 +34,10 @@ from pyiceberg.types import (
     TimestampType,
     UUIDType,
 )
+from pyroaring import BitMap
 
 import limpet
+from catalog.test_catalog_avro import vector
 from clients.conftest import Served
 from clients.deletes import EQUALITY_LEFT, commit_deletes, puffin_deletes, with_equality_deletes
 from clients.ducks import attached
@@ -144,6 +146,26 @@ def test_deletion_vectors_in_one_puffin_file_are_told_apart(
     assert [*fleet_sql(fleet, query)] == left
     assert fleet.maintain([namespace], "t", through=ServiceWriter(served.url)).compact(min_files=2).files == 4
     assert [*fleet_sql(fleet, query)] == left
+
+
+@pytest.mark.parametrize("served", ["directory"], indirect=True)
+def test_a_query_does_not_unpack_a_vector_of_more_rows_than_the_file_has(
+    served: Served, catalog: RestCatalog, namespace: str
+) -> None:
+    """A megabyte can name four billion rows, which PyIceberg would put into a list."""
+    with closing(attached(served)) as duck:
+        duck.execute(f"CREATE TABLE c.{namespace}.t (id BIGINT) WITH ('format-version' = '3')")
+        duck.execute(f"INSERT INTO c.{namespace}.t SELECT range FROM range(10)")
+    table = catalog.load_table((namespace, "t"))
+    [task] = table.scan().plan_files()
+    bitmap = BitMap()
+    bitmap.add_range(0, 1 << 32)
+    bitmap.run_optimize()
+    blob = vector(bitmap.serialize())
+    assert len(blob) < 2 << 20
+    commit_deletes(table, ServiceWriter(served.url), 7, puffin_deletes(table, "bomb", {task.file.file_path: blob}))
+    with pytest.raises(Corrupt, match="names rows that the file has not"):
+        fleet_sql(limpet.open(served.place.url, read_only=True), f"select count(*) from tables.{namespace}.t")
 
 
 def planned_rows(answer: dict[str, Any], table: Table) -> list[int]:
