@@ -15,7 +15,7 @@ from pyiceberg.typedef import Record
 from limpet.catalog.iceberg.avro import field_of
 
 
-class SnapshotDeletes:
+class DeleteIndex:
     """The deletes of a snapshot, and to which data files each applies, by the rules of the specification.
 
     PyIceberg's index knows position deletes only. In a set it keeps one of the deletion vectors in a Puffin file, since

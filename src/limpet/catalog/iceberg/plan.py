@@ -52,7 +52,7 @@ from pyiceberg.types import (
 
 from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
-from limpet.catalog.iceberg.deletes import SnapshotDeletes
+from limpet.catalog.iceberg.deletes import DeleteIndex
 from limpet.catalog.iceberg.files import Fetch, Input
 from limpet.catalog.iceberg.scan import FetchedFiles
 from limpet.catalog.iceberg.schemas import kebab_names
@@ -324,8 +324,8 @@ class _PlanReader:
                 if in_partition(entry.data_file) and self._is_wanted(entry.data_file):
                     yield entry
 
-    def _deletes(self, manifests: Sequence[ManifestFile]) -> SnapshotDeletes:
-        deletes = SnapshotDeletes(self._table)
+    def _deletes(self, manifests: Sequence[ManifestFile]) -> DeleteIndex:
+        deletes = DeleteIndex(self._table)
         for manifest in manifests:
             if manifest.content == ManifestContent.DELETES:
                 for entry in self._read(manifest):

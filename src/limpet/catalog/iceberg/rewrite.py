@@ -40,7 +40,7 @@ from limpet.catalog.iceberg.avro import (
     readable,
     write_manifest_list,
 )
-from limpet.catalog.iceberg.deletes import SnapshotDeletes, rows_deleted_by
+from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
 from limpet.catalog.iceberg.updates import table_of
@@ -179,7 +179,7 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     snapshot = table.snapshot_by_name(MAIN)
     if snapshot is None:
         return found
-    deletes, budget = SnapshotDeletes(table), AvroBudget()
+    deletes, budget = DeleteIndex(table), AvroBudget()
     with readable(what):
         for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget, version=version):
             found.manifests.append(manifest)

@@ -19,7 +19,7 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.table.metadata import TableMetadata
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
-from limpet.catalog.iceberg.deletes import SnapshotDeletes, rows_deleted_by
+from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
@@ -83,7 +83,7 @@ class TableReader:
         if snapshot is None:
             return [], []
         data: list[ManifestEntry] = []
-        deletes = SnapshotDeletes(self._table)
+        deletes = DeleteIndex(self._table)
         budget = AvroBudget()
         for manifest in manifests_in(Input(snapshot.manifest_list, self._fetch), budget, version=3):
             for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, budget, version=3):
