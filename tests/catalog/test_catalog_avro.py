@@ -20,8 +20,8 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from pyroaring import BitMap
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, manifests_in
+from limpet.catalog.iceberg.deletes import vector_positions
 from limpet.catalog.iceberg.files import Input, Output
-from limpet.catalog.iceberg.rewrite import vector_positions
 
 SYNC = b"s" * 16
 SCHEMA: Any = AvroSchemaConversion().iceberg_to_avro(MANIFEST_LIST_FILE_SCHEMAS[2], "manifest_file")

@@ -72,12 +72,13 @@ def positions_in(positions: Sequence[int]) -> bytes:
     return vector(head + struct.pack(f"<{len(positions)}H", *positions))
 
 
-def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int]]) -> list[DataFile]:
-    """The deletion vectors of several data files, by URL, in one Puffin file, as Spark writes those of a task."""
+def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int] | bytes]) -> list[DataFile]:
+    """The deletion vectors of several data files, by URL, in one Puffin file, as Spark writes those of a task. Each is
+    made of positions, or given."""
     url, body = f"{table.location()}/data/{name}.puffin", b"PFA1"
     blobs, made = [], []
     for path, positions in gone.items():
-        blob = positions_in(positions)
+        blob = positions if isinstance(positions, bytes) else positions_in(positions)
         properties = {"referenced-data-file": path, "cardinality": str(len(positions))}
         blobs.append(
             {
@@ -119,6 +120,7 @@ def _with_int_ids(schema: Schema) -> Schema:
     """The schema of a manifest with the ids of columns as the specification has them: PyIceberg writes them as longs,
     which Java does not read."""
     *others, data = schema.fields
+    assert isinstance(data.field_type, StructType)
     ids = ListType(element_id=136, element=IntegerType(), element_required=True)
     fields = [
         NestedField(each.field_id, each.name, ids, required=False) if each.name == "equality_ids" else each

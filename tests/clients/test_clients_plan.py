@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import date, datetime
 from decimal import Decimal
@@ -32,11 +34,14 @@ from pyiceberg.types import (
     TimestampType,
     UUIDType,
 )
+from pyroaring import BitMap
 
 import limpet
+from catalog.test_catalog_avro import vector
 from clients.conftest import Served
 from clients.deletes import EQUALITY_LEFT, commit_deletes, puffin_deletes, with_equality_deletes
 from clients.ducks import attached
+from limpet.app.query import fleet_sql
 from limpet.catalog import catalog as catalogs
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import avro, plan
@@ -111,7 +116,7 @@ def test_deletes_are_part_of_the_plan(served: Served, planned: RestCatalog, name
 
 
 def test_deletion_vectors_in_one_puffin_file_are_told_apart(
-    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str
+    served: Served, catalog: RestCatalog, planned: RestCatalog, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark writes those of several data files into one. Position deletes that a vector replaces are not named."""
     with closing(attached(served)) as duck:
@@ -134,6 +139,33 @@ def test_deletion_vectors_in_one_puffin_file_are_told_apart(
     assert len({each["file-path"] for each in deletes}) == 1
     found = planned.load_table((namespace, "t")).scan().to_arrow()["id"].to_pylist()
     assert [(id_,) for id_ in sorted(found)] == left
+    for name, value in served.place.env.items():
+        monkeypatch.setenv(name, value)
+    query = f"select id from tables.{namespace}.t order by id"
+    fleet = limpet.open(served.place.url)
+    assert [*fleet_sql(fleet, query)] == left
+    assert fleet.maintain([namespace], "t", through=ServiceWriter(served.url)).compact(min_files=2).files == 4
+    assert [*fleet_sql(fleet, query)] == left
+
+
+@pytest.mark.parametrize("served", ["directory"], indirect=True)
+def test_a_query_does_not_unpack_a_vector_of_more_rows_than_the_file_has(
+    served: Served, catalog: RestCatalog, namespace: str
+) -> None:
+    """A megabyte can name four billion rows, which PyIceberg would put into a list."""
+    with closing(attached(served)) as duck:
+        duck.execute(f"CREATE TABLE c.{namespace}.t (id BIGINT) WITH ('format-version' = '3')")
+        duck.execute(f"INSERT INTO c.{namespace}.t SELECT range FROM range(10)")
+    table = catalog.load_table((namespace, "t"))
+    [task] = table.scan().plan_files()
+    bitmap = BitMap()
+    bitmap.add_range(0, 1 << 32)
+    bitmap.run_optimize()
+    blob = vector(bitmap.serialize())
+    assert len(blob) < 2 << 20
+    commit_deletes(table, ServiceWriter(served.url), 7, puffin_deletes(table, "bomb", {task.file.file_path: blob}))
+    with pytest.raises(Corrupt, match="names rows that the file has not"):
+        fleet_sql(limpet.open(served.place.url, read_only=True), f"select count(*) from tables.{namespace}.t")
 
 
 def planned_rows(answer: dict[str, Any], table: Table) -> list[int]:
@@ -263,6 +295,78 @@ def test_a_plan_has_pages(
     assert len(answer["plan-id"]) == 64
     with pytest.raises(Missing):
         local.plan_scan([namespace], "t", answer["plan-id"])
+
+
+@on_a_directory
+@pytest.mark.usefixtures("served")
+def test_a_plan_reads_each_file_once(local: Catalog, table: Table, namespace: str) -> None:
+    """The manifest list, each manifest of deletes, and each manifest of data that the filter leaves."""
+    table.delete("id == 29")
+    metadata = local.load_table([namespace], "t").metadata
+    reads: Counter[str] = Counter()
+
+    def fetch(url: str, size_max: int) -> bytes:
+        reads[url] += 1
+        return local.warehouse.data(local.warehouse.path_of(url, "file"), size_max=size_max)
+
+    def cost(ask_: Callable[..., dict[str, Any]], asked: Any) -> dict[str, Any]:
+        reads.clear()
+        answer = ask_(metadata, asked, fetch, lambda: 0.0)
+        assert {*reads.values()} == {1}
+        return answer
+
+    snapshot = table.refresh().current_snapshot()
+    assert snapshot is not None
+    cost(plan.plan_scan, {})
+    assert {*reads} == {snapshot.manifest_list, *(each.manifest_path for each in snapshot.manifests(table.io))}
+    cost(plan.plan_scan, {"filter": {"type": "eq", "term": "city", "value": "Reykjavík"}})
+    assert {*reads} == {snapshot.manifest_list}
+    table.append(rows(90, 1))
+    metadata = local.load_table([namespace], "t").metadata
+    day = {"type": "eq", "term": "day", "value": "2024-01-01"}
+    cost(
+        plan.plan_scan,
+        {"filter": {"type": "and", "left": day, "right": {"type": "eq", "term": "city", "value": "Oslo"}}},
+    )
+    every = len(reads)
+    cost(plan.plan_scan, {"filter": {"type": "eq", "term": "city", "value": "Bergen"}})
+    assert len(reads) == every - 1, "the last append has a row in Oslo only"
+
+
+@on_a_directory
+@pytest.mark.usefixtures("served")
+def test_a_plan_of_columns_that_were_dropped_or_renamed(local: Catalog, table: Table, namespace: str) -> None:
+    """Values of a partition whose column is gone are null. A filter has the names of the schema that is read."""
+    old = table.refresh().current_snapshot()
+    assert old is not None
+    table.manage_snapshots().create_branch(old.snapshot_id, "old").commit()
+    with table.refresh().update_spec() as spec:
+        spec.remove_field("city")
+    with table.refresh().update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("city")
+        update.rename_column("id", "Number")
+    table.refresh().append(pa.table({"Number": [100], "day": [date(2024, 2, 1)]}))
+    tasks = local.plan_scan([namespace], "t", {})["file-scan-tasks"]
+    partitions = sorted(str(task["data-file"]["partition"]) for task in tasks)
+    assert partitions == sorted(["['2024-02-01']", *(f"[None, '2024-01-0{1 + n % 3}']" for n in range(15))])
+    past = {"snapshot-id": old.snapshot_id, "use-snapshot-schema": True}
+    ways: list[tuple[str, bool, Mapping[str, Any]]] = [("Number", True, {}), ("nUMBER", False, {}), ("id", True, past)]
+    for name, sensitive, fields in ways:
+        filter_ = {"type": "lt", "term": name, "value": 6}
+        found = local.plan_scan([namespace], "t", {"filter": filter_, "case-sensitive": sensitive, **fields})
+        assert len(found["file-scan-tasks"]) == 3, name
+    between = {"start-snapshot-id": old.parent_snapshot_id, "end-snapshot-id": old.snapshot_id}
+    for name, schema in (("Number", False), ("id", True)):
+        asked = {**between, "filter": {"type": "gt", "term": name, "value": 0}, "use-snapshot-schema": schema}
+        assert len(local.plan_scan([namespace], "t", asked)["file-scan-tasks"]) == 3
+    refused: list[dict[str, Any]] = [
+        {"filter": {"type": "lt", "term": "number", "value": 6}},
+        {"filter": {"type": "lt", "term": "id", "value": 6}, "snapshot-id": old.snapshot_id},
+        {**between, "filter": {"type": "gt", "term": "Number", "value": 0}, "use-snapshot-schema": True},
+    ]
+    for wrong in refused:
+        with pytest.raises(Invalid):
+            local.plan_scan([namespace], "t", wrong)
 
 
 UNIQUE = "00000000-0000-4000-8000-000000000001"

@@ -252,6 +252,39 @@ def test_format_version_3(spark: Spark, space: str, catalog: RestCatalog) -> Non
     assert catalog.load_table((name, "t")).scan().to_arrow().num_rows == 8
 
 
+def test_row_ids_of_branches_rollbacks_and_replaces(spark: Spark, space: str, catalog: RestCatalog) -> None:
+    """No two snapshots have a row id in common: on other branches, at the same time, after a rollback, a cherry-pick, a
+    replace of the table."""
+    name = f"{space.removeprefix('c.')}.t"
+    spark.run(
+        f"CREATE TABLE {space}.t (id BIGINT) USING iceberg TBLPROPERTIES ('format-version' = '3')",
+        f"INSERT INTO {space}.t VALUES (1), (2), (3)",
+        f"ALTER TABLE {space}.t CREATE BRANCH wip",
+        f"INSERT INTO {space}.t.branch_wip VALUES (4), (5)",
+    )
+    [[first]] = spark.rows(f"SELECT snapshot_id FROM {space}.t.refs WHERE name = 'main'")
+    [[picked]] = spark.rows(f"SELECT snapshot_id FROM {space}.t.refs WHERE name = 'wip'")
+    into = [f"INSERT INTO {space}.t{branch} VALUES (6), (7)" for branch in ("", ".branch_wip", "", ".branch_wip")]
+    assert not [each for each in spark.at_once(*into) if "error" in each]
+    spark.run(
+        f"CALL c.system.rollback_to_snapshot('{name}', {first})",
+        f"INSERT INTO {space}.t VALUES (8)",
+        f"CALL c.system.cherrypick_snapshot('{name}', {picked})",
+        f"MERGE INTO {space}.t.branch_wip t USING (SELECT 4L AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE",
+        f"ALTER TABLE {space}.t CREATE TAG kept",
+    )
+    assert spark.rows(f"SELECT id FROM {space}.t ORDER BY id") == [[1], [2], [3], [4], [5], [8]]
+    found = spark.rows(f"SELECT id FROM {space}.t VERSION AS OF 'wip' ORDER BY id")
+    assert found == [[1], [2], [3], [5], [6], [6], [7], [7]]
+    spark.run(f"CREATE OR REPLACE TABLE {space}.t USING iceberg AS SELECT id FROM range(20, 25, 1, 1)")
+    metadata = catalog.load_table(name).metadata
+    spans = sorted((each.first_row_id, each.first_row_id + each.added_rows) for each in metadata.snapshots)
+    assert len(spans) >= 10
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert metadata.next_row_id == max(end for _, end in spans)
+    assert spark.rows(f"SELECT count(*) FROM {space}.t VERSION AS OF 'kept'") == [[6]]
+
+
 def test_spark_and_duckdb_change_a_table_of_version_3(
     spark: Spark, space: str, served: Served, catalog: RestCatalog
 ) -> None:
@@ -513,8 +546,13 @@ def test_metadata_tables_and_branches(spark: Spark, space: str) -> None:
     spark.run(f"CREATE TABLE {space}.t (id BIGINT) USING iceberg", f"INSERT INTO {space}.t VALUES (1)")
     assert len(spark.rows(f"SELECT snapshot_id FROM {space}.t.snapshots")) == 1
     assert [row[0] for row in spark.rows(f"SELECT name FROM {space}.t.refs")] == ["main"]
-    for name in ("history", "files", "manifests", "partitions", "metadata_log_entries", "all_data_files"):
-        assert spark.rows(f"SELECT count(*) FROM {space}.t.{name}") != [[0]], name
+    for name in (
+        *("history", "files", "data_files", "entries", "manifests", "partitions", "metadata_log_entries"),
+        *("all_data_files", "all_files", "all_entries", "all_manifests"),
+    ):
+        assert spark.rows(f"SELECT * FROM {space}.t.{name}"), name
+    for name in ("delete_files", "all_delete_files", "position_deletes"):
+        assert spark.rows(f"SELECT * FROM {space}.t.{name}") == [], name
     spark.run(
         f"ALTER TABLE {space}.t CREATE BRANCH wip",
         f"INSERT INTO {space}.t.branch_wip VALUES (2)",

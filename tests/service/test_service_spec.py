@@ -19,7 +19,7 @@ UNLISTED = {"getConfig": 200, "getToken": 400}
 UNSUPPORTED = {"loadCredentials", "signRequest", "listFunctions", "loadFunction"}
 """Refused by a service on a directory. The first two are compared in `tests/clients/test_clients_signing.py`."""
 ELSEWHERE = {406, 500, 502, 504}
-"""Namespaces have properties, and tables move. A plan is refused with 406 for a table with equality deletes."""
+"""Namespaces have properties, and tables move. A plan is refused with 406 for a table that PyIceberg cannot read."""
 NEVER = {"reportMetrics": {404}}
 """Java reports on tables that are only staged; reports are ignored."""
 

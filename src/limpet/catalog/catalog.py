@@ -216,8 +216,8 @@ class Catalog:
         """Plan a scan, in this thread: the files that it reads, or tasks for `scan_tasks`. `request`: also a plan's id.
 
         Raises: NoSuchTable; Missing without that snapshot; Invalid; Unsupported; Corrupt; Unavailable if too many plans
-        are made.   Cost: as `load_table`, and 1 GET of the manifest list, which it reads twice if the plan is one task;
-        then 1 GET of each manifest of deletes and of the task.
+        are made.   Cost: as `load_table`, and 1 GET of the manifest list; if the plan is one task, also those of
+        `scan_tasks`, which reads each manifest of deletes, and each of data that the filter leaves.
         """
         from limpet.catalog.iceberg.plan import plan_scan  # it loads PyIceberg's reader of Parquet
 

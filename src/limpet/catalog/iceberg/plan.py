@@ -13,7 +13,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -46,13 +46,15 @@ from pyiceberg.types import (
     TimestampType,
     TimestamptzType,
     TimeType,
+    UnknownType,
     UUIDType,
 )
 
 from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
+from limpet.catalog.iceberg.deletes import DeleteIndex
 from limpet.catalog.iceberg.files import Fetch, Input
-from limpet.catalog.iceberg.scan import FetchedFiles, SnapshotDeletes
+from limpet.catalog.iceberg.scan import FetchedFiles
 from limpet.catalog.iceberg.schemas import kebab_names
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
@@ -115,7 +117,8 @@ def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, n
     An incremental scan has the files that appends after `start-snapshot-id` up to `end-snapshot-id` have added.
     Raises: Invalid; Missing without that snapshot, or for an id that is none; Unsupported for what is too large, and
     for a table that PyIceberg cannot read; Corrupt; what `fetch` raises.
-    Cost: 1 `fetch` of the manifest list (of each append), and those of one task.
+    Cost: 1 `fetch` of the manifest list (of each append); if the plan is one task, those of `scan_tasks` too, with the
+    list once.
     """
     given = _fields_in(request, "plan") if isinstance(request, str) else request
     asked = _converted(given, _AskedFields)
@@ -127,10 +130,11 @@ def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, n
     id_ = _token(fields)
     id_ = id_ if len(id_) <= PLAN_ID_CHARACTERS_MAX else sha256(id_.encode()).hexdigest()
     plan: Json = {"status": "completed", "plan-id": id_}
-    tasks = [_token({**fields, "first": a, "last": b}) for a, b in ranges]
+    tasks: list[Json] = [{**fields, "first": first, "last": last} for first, last in ranges]
     if len(tasks) == 1:
-        return {**plan, **scan_tasks(metadata, tasks[0], fetch, now)}
-    return {**plan, "plan-tasks": tasks, "file-scan-tasks": [], "delete-files": []}
+        with readable("the table"):
+            return {**plan, **planner.answer(_converted(tasks[0], _TaskFields), tasks[0])}
+    return {**plan, "plan-tasks": [_token(task) for task in tasks], "file-scan-tasks": [], "delete-files": []}
 
 
 def _ranges(wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -149,7 +153,7 @@ def _ranges(wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def scan_tasks(metadata: bytes, task: str, fetch: Fetch, now: Callable[[], float]) -> Json:
     """The files of a task, and another task for the rest.   Raises: as `plan_scan`.
 
-    Cost: 1 `fetch` of the manifest list, of each manifest of deletes, and of those of the task.
+    Cost: 1 `fetch` of the manifest list, of each manifest of deletes, and of each of the task that the filter leaves.
     """
     fields = _fields_in(task, "plan task")
     asked = _converted(fields, _TaskFields)
@@ -187,8 +191,10 @@ class _PlanReader:
         table = table_of(Document(metadata))
         self._fetch, self._now, self._until = fetch, now, now() + PLAN_S
         self._budget = AvroBudget()
+        self._evaluators: dict[int, Callable[[ManifestFile], bool]] = {}
         self._appends = _appends(table, asked)
-        snapshot = table.current_snapshot() if asked.snapshot_id is None else table.snapshot_by_id(asked.snapshot_id)
+        wanted = asked.snapshot_id if asked.end_snapshot_id is None else asked.end_snapshot_id
+        snapshot = table.current_snapshot() if wanted is None else table.snapshot_by_id(wanted)
         if snapshot is None and asked.snapshot_id is not None:
             raise Missing(f"the table has no snapshot {asked.snapshot_id}")
         if asked.use_snapshot_schema and snapshot is not None and table.schema_by_id(snapshot.schema_id or 0):
@@ -221,23 +227,26 @@ class _PlanReader:
 
     def wanted(self) -> list[tuple[int, int]]:
         """The places of manifests that may have data files for the filter, each with its number of files."""
-        evaluators: dict[int, Callable[[ManifestFile], bool]] = {}
         found: list[tuple[int, int]] = []
-        for place, manifest in enumerate(self._manifests()):
+        for place, manifest in enumerate(self._manifests):
             self._check_time()
-            if manifest.content != ManifestContent.DATA:
-                continue
-            spec_id = manifest.partition_spec_id
-            if spec_id not in evaluators:
-                evaluators[spec_id] = self._planner._build_manifest_evaluator(spec_id)
-            if evaluators[spec_id](manifest):
+            if self._may_match(manifest):
                 counts = manifest.added_files_count, manifest.existing_files_count
                 found.append((place, max(1, sum(count or 0 for count in counts))))
         return found
 
+    def _may_match(self, manifest: ManifestFile) -> bool:
+        """Whether a manifest is of data files, and may have some for the filter."""
+        if manifest.content != ManifestContent.DATA:
+            return False
+        spec_id = manifest.partition_spec_id
+        if spec_id not in self._evaluators:
+            self._evaluators[spec_id] = self._planner._build_manifest_evaluator(spec_id)
+        return self._evaluators[spec_id](manifest)
+
     def answer(self, task: _TaskFields, fields: Json) -> Json:
         """The files of a task."""
-        manifests = self._manifests()
+        manifests = self._manifests
         deletes = self._deletes(manifests)
         tasks: list[Json] = []
         files: dict[str, tuple[int, Json]] = {}
@@ -275,6 +284,7 @@ class _PlanReader:
                 task["residual-filter"] = self._filter  # the whole filter is always right
         return task
 
+    @cached_property
     def _manifests(self) -> list[ManifestFile]:
         """The manifests of the snapshot; of an incremental scan those that its appends have written."""
         appends = self._appends
@@ -304,7 +314,7 @@ class _PlanReader:
 
     def _entries(self, manifests: Sequence[ManifestFile]) -> Iterator[ManifestEntry]:
         for manifest in manifests:
-            if manifest.content != ManifestContent.DATA:
+            if not self._may_match(manifest):
                 continue
             in_partition = self._planner._build_partition_evaluator(manifest.partition_spec_id)
             for entry in self._read(manifest):
@@ -314,8 +324,8 @@ class _PlanReader:
                 if in_partition(entry.data_file) and self._is_wanted(entry.data_file):
                     yield entry
 
-    def _deletes(self, manifests: Sequence[ManifestFile]) -> SnapshotDeletes:
-        deletes = SnapshotDeletes(self._table)
+    def _deletes(self, manifests: Sequence[ManifestFile]) -> DeleteIndex:
+        deletes = DeleteIndex(self._table)
         for manifest in manifests:
             if manifest.content == ManifestContent.DELETES:
                 for entry in self._read(manifest):
@@ -360,8 +370,9 @@ class _PlanReader:
             raise Corrupt(f"the table has no partition spec {file.spec_id}")
         kind: StructType = spec.partition_type(self._table.schema())
         values = [file.partition[nth] for nth in range(len(kind.fields))]
+        # the type of a partition is unknown if its column was dropped: such a value is null
         return [
-            None if value is None else _to_json(field.field_type, value)
+            None if value is None or isinstance(field.field_type, UnknownType) else _to_json(field.field_type, value)
             for field, value in zip(kind.fields, values, strict=True)
         ]
 

@@ -7,11 +7,9 @@ In format version 3 a row keeps its id and the sequence number of its last chang
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Final, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -42,8 +40,8 @@ from limpet.catalog.iceberg.avro import (
     readable,
     write_manifest_list,
 )
+from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
-from limpet.catalog.iceberg.scan import SnapshotDeletes
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
 from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
@@ -181,7 +179,7 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     snapshot = table.snapshot_by_name(MAIN)
     if snapshot is None:
         return found
-    deletes, budget = SnapshotDeletes(table), AvroBudget()
+    deletes, budget = DeleteIndex(table), AvroBudget()
     with readable(what):
         for manifest in manifests_in(Input(snapshot.manifest_list, fetch), budget, version=version):
             found.manifests.append(manifest)
@@ -310,91 +308,8 @@ def _deleted_rows(current: CurrentFiles, file: LiveDataFile, io: FileIO) -> list
             found += [] if positions is None else positions.to_pylist()
             continue
         with io.new_input(deletes.file_path).open() as stream:
-            puffin = stream.read()
-        start, size = field_of(deletes, "content_offset"), field_of(deletes, "content_size_in_bytes")
-        if not 0 <= start < start + size <= len(puffin):
-            raise ValueError("a deletion vector is not inside its file")
-        found += vector_positions(puffin[start : start + size], file.entry.data_file.record_count)
+            found += rows_deleted_by(deletes, stream.read(), file.entry.data_file.record_count)
     return found
-
-
-_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
-_WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
-_CONTAINER_BITS = 16
-_ARRAY_MAX = 4096
-_OFFSETS_FROM = 4
-
-
-def vector_positions(blob: bytes, rows: int) -> list[int]:
-    """The positions in a deletion vector (`deletion-vector-v1` of the Puffin specification) of a file with `rows` rows.
-
-    They are in order, and at most `rows`, however few bytes the blob has.   Raises: ValueError if it is damaged.
-    """
-    vector = blob[4:-4]
-    sums = struct.pack(">I", len(vector)), struct.pack(">I", zlib.crc32(vector))
-    if (blob[:4], blob[-4:]) != sums or vector[:4] != _VECTOR_MAGIC:
-        raise ValueError("a deletion vector is damaged")
-    rest = _NumberReader(vector[4:])
-    (count,) = rest.take("Q")
-    if count == 0:
-        return []
-    key, cookie = rest.take("II")
-    if count != 1 or key != 0:
-        raise ValueError("a deletion vector is for more rows than a file has")
-    runs = b""
-    if cookie & 0xFFFF == _WITH_RUNS:
-        size = (cookie >> 16) + 1
-        runs = bytes(rest.take(f"{(size + 7) // 8}B"))
-    elif cookie == _WITHOUT_RUNS:
-        (size,) = rest.take("I")
-    else:
-        raise ValueError("a deletion vector has an unknown format")
-    if size > 1 << _CONTAINER_BITS:
-        raise ValueError("a deletion vector is too long")
-    heads = rest.take(f"{2 * size}H")
-    if not runs or size >= _OFFSETS_FROM:
-        rest.take(f"{size}I")
-    found: list[int] = []
-    for nth in range(size):
-        base = heads[2 * nth] << _CONTAINER_BITS
-        if base >= rows or (found and base <= found[-1]):
-            raise ValueError("a deletion vector names rows that the file has not")
-        is_run = bool(runs and runs[nth // 8] >> nth % 8 & 1)
-        found += [base + low for low in _container(rest, heads[2 * nth + 1] + 1, is_run)]
-    if found and (found[-1] >= rows or any(one >= other for one, other in pairwise(found))):
-        raise ValueError("a deletion vector names rows that the file has not")
-    return found
-
-
-def _container(rest: _NumberReader, count: int, is_run: bool) -> list[int]:
-    """The low 16 bits of positions: runs, or a sorted list, or 65,536 bits."""
-    if is_run:
-        (number,) = rest.take("H")
-        pairs = rest.take(f"{2 * number}H")
-        spans = [range(start, start + more + 1) for start, more in zip(pairs[::2], pairs[1::2], strict=True)]
-        if sum(map(len, spans)) > 1 << _CONTAINER_BITS:
-            raise ValueError("a deletion vector has runs that overlap")
-        return [low for span in spans for low in span]
-    if count <= _ARRAY_MAX:
-        return list(rest.take(f"{count}H"))
-    words = rest.take(f"{(1 << _CONTAINER_BITS) // 64}Q")
-    return [64 * nth + bit for nth, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
-
-
-class _NumberReader:
-    """Little-endian numbers, one after the other.   Raises: ValueError at the end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, layout: str) -> tuple[int, ...]:
-        """The next numbers."""
-        size = struct.calcsize(f"<{layout}")
-        if size > len(self._data) - self._at:
-            raise ValueError("a deletion vector ends too early")
-        self._at += size
-        return struct.unpack_from(f"<{layout}", self._data, self._at - size)
 
 
 # ---- the commit ----
