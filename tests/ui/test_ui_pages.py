@@ -12,6 +12,7 @@ import limpet
 from limpet.app import Fleet
 from limpet.index import sql as index_sql
 from limpet.keys import Key, QueueKeys
+from limpet.queue import inspect
 from limpet.queue.claim import EntryClaim
 from limpet.runtime import system
 from limpet.testing import drain
@@ -468,6 +469,26 @@ def test_the_page_of_a_suspended_task_has_its_reason_and_steps(fleet: Fleet) -> 
     assert plain["list"] == 1
     [row] = facts.queue_facts(fleet, "orders")["pending"]
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
+
+
+def test_what_may_be_suspended_does_not_count_as_waiting(
+    serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 of 5 leases is known that their tasks are suspended. `waiting` is a lower bound then, not all that is left."""
+
+    @fleet.task("orders")
+    def order() -> None:
+        limpet.step(int)
+        limpet.wait_signal("approved")
+
+    for n in range(5):
+        order.using(id=f"s{n}").push()
+    drain(fleet)
+    fleet.queue("orders").push({}, id="w")
+    monkeypatch.setattr(inspect, "LEASES_READ_MAX", 2)
+    [queue] = serve(fleet).get("overview").json["queues"]
+    assert (queue["pending"], queue["suspended"], queue["unread"], queue["waiting"]) == (6, 2, 3, 1)
+    assert "suspended" in queue["at_least"]
 
 
 def test_steps_that_are_many_long_or_unreadable_are_bounded(fleet: Fleet) -> None:
