@@ -474,7 +474,7 @@ def test_the_page_of_a_suspended_task_has_its_reason_and_steps(fleet: Fleet) -> 
 def test_what_may_be_suspended_does_not_count_as_waiting(
     serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 2 of 5 leases is known that their tasks are suspended. `waiting` is a lower bound then, not all that is left."""
+    """Of 2 of 5 leases it is known that their tasks are suspended. Then `waiting` is a lower bound."""
 
     @fleet.task("orders")
     def order() -> None:
