@@ -1069,8 +1069,9 @@ def error_filter(where: str | None) -> Callable[[str], bool]:
 
 
 def kind_of(error: str) -> str:
-    """What groups failures: the error without the figures in it."""
-    return NUMBERS.sub("#", error)[:KIND_CHARS_MAX]
+    """What groups failures: the error without the figures in it, unless it is nothing but figures, such as a status."""
+    kind = NUMBERS.sub("#", error)
+    return (kind if any(map(str.isalpha, kind)) else error)[:KIND_CHARS_MAX]
 
 
 def _as_result(id_: str, receipt: Receipt) -> Result:
