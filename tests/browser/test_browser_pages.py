@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import limpet
 from browser.conftest import Dashboard
 from limpet.testing import drain
 from support.dashboard import HOLDER, HOSTILE, WAITING
@@ -117,6 +118,56 @@ def test_a_suspended_task_shows_its_reason_and_its_steps(page: Any, dashboard: D
     begins = steps.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.marginLeft))")
     assert len(begins) == 4
     assert begins == sorted(begins), "each step begins after the one before, and the wait after all of them"
+
+
+def test_an_open_task_follows_the_fleet(page: Any, dashboard: Dashboard) -> None:
+    """From suspended to failed: the steps stay, and the retry says so. What was opened stays open."""
+
+    @dashboard.fleet.task("returns", max_attempts=1)
+    def returned(number: int) -> None:
+        limpet.step(int, "7", name="reserve")
+        limpet.wait_signal("approved")
+        raise RuntimeError("no van today")
+
+    returned.using(id="return-7").push(7)
+    drain(dashboard.fleet)
+    page.goto(dashboard.at("queue/returns/return-7"))
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("waiting for the signal 'approved'")
+    dialog.locator(".steps summary").first.click()
+    expect(dialog.get_by_role("button", name="Cancel the task")).to_be_visible()
+    dashboard.fleet.queue("returns").signal("return-7", "approved", "ann")
+    drain(dashboard.fleet)
+    expect(dialog.locator("dl")).to_contain_text("failed")
+    expect(dialog).to_contain_text("RuntimeError: no van today")
+    expect(dialog.locator(".steps .waits")).to_have_count(0)
+    assert dialog.locator(".steps summary .badge").all_inner_texts() == ["step", "signal"]
+    expect(dialog.locator(".steps details[open] pre")).to_have_text("7")
+    dialog.get_by_role("button", name="Retry").click()
+    expect(page.get_by_role("dialog")).to_contain_text("limpet queue retry returns return-7 --from-scratch")
+
+
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_a_timeline_says_how_long_each_step_was_and_fits(
+    page: Any, dashboard: Dashboard, size: tuple[int, int]
+) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+
+    @dashboard.fleet.task(f"long-{size[0]}")
+    def long() -> None:
+        limpet.step(int, "7", name="a step whose name is as long as a sentence")
+        limpet.sleep(3600)
+
+    long.using(id="one").push()
+    drain(dashboard.fleet)
+    page.goto(dashboard.at(f"queue/long-{size[0]}/one"))
+    steps = page.get_by_role("dialog").locator(".steps")
+    expect(steps.locator("summary").nth(1)).to_contain_text("of 3600 s")
+    expect(steps.locator("summary").nth(1)).to_contain_text("60 min")
+    expect(steps.locator(".waits")).to_contain_text("sleeping until")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    name = steps.locator("summary .error").first.bounding_box()
+    assert name["width"] >= 90, "not one letter below the other"
 
 
 def test_the_list_of_queues_tells_what_is_idle_on_a_phone_too(page: Any, dashboard: Dashboard) -> None:

@@ -109,6 +109,7 @@ def test_demo_reports_what_the_store_holds(spawn: Spawn, temp: Path) -> None:
     assert re.search(r"^        on SQS     the same tasks: \$0\.00600, in batches of ten \$0\.00060; ", out, re.M)
     [home] = temp.iterdir()
     assert f"limpet status --url {home}/fleet\n" in out
+    assert f"iceberg_scan('file://{home}/fleet/warehouse/" in out
     stats = limpet.open(home / "fleet").queue("demo").stats()
     assert (stats.pending, stats.completed, stats.failed) == (0, 4992, 8)
     assert sum(read_notes(home).runs.values()) >= 5000
@@ -128,6 +129,20 @@ def test_demo_removes_its_folder(spawn: Spawn, temp: Path) -> None:
     assert (demo.returncode, err) == (0, ""), out
     assert [*temp.iterdir()] == []
     assert "limpet demo --keep" in out
+    assert "iceberg_scan" not in out, "a query of a folder that is gone"
+
+
+def test_a_long_line_goes_on_below_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Console(width=40, force_terminal=True, color_system=None, highlight=False)
+    screen = DemoScreen(out, DemoState(1))
+    screen.row("   1.0 s   ", "[bold]worker 7[/bold] is refused: another one has written")
+    screen.fact("durable", "1 attempt, and a sum that takes two lines", True)
+    assert capsys.readouterr().out.splitlines() == [
+        "   1.0 s   worker 7 is refused: another ",
+        "           one has written              ",
+        "  ok    durable    1 attempt, and a sum ",
+        "                   that takes two lines ",
+    ]
 
 
 @pytest.mark.full

@@ -101,6 +101,15 @@ def test_failed_groups_by_error_and_retry_takes_a_group(here: Here) -> None:
     assert json.loads(_run(here, "failed", "enrich", "--json")) == []
 
 
+def test_errors_that_are_only_a_number_keep_it(here: Here) -> None:
+    """`limpet.Fail("404")`: a group that is called `#` says nothing, and would take 404 and 429 together."""
+    queue = limpet.open().queue("enrich")
+    for id_, error in (("a", "404"), ("b", "429"), ("c", "429")):
+        _fail(queue, id_, error)
+    rows = [line.split("\t") for line in _run(here, "failed", "enrich").splitlines()[1:]]
+    assert [(row[0], row[3]) for row in rows] == [("2", "429"), ("1", "404")]
+
+
 def test_failed_changes_nothing_and_knows_a_typo(here: Here, queue: Queue) -> None:
     before = {stat.key: stat.version for stat in limpet.open().store.list()}
     _run(here, "failed", "enrich", "--since", "1h")

@@ -548,7 +548,7 @@ def test_the_demo_publishes_its_index(fleet: Fleet) -> None:
     index.put_many(DemoResult(n, n * n, "ada") for n in range(50))
     index.compile(full=True)
     screen, out = _screen()
-    done = publish_demo(screen, fleet)
+    done = publish_demo(screen, fleet, stays=True)
     assert done is not None
     assert "published as the Iceberg table indexes.results: 50 records in" in out.getvalue()
     assert f"iceberg_scan('{done.metadata_location}')" in out.getvalue()
@@ -558,6 +558,6 @@ def test_the_demo_publishes_its_index(fleet: Fleet) -> None:
 def test_the_demo_goes_on_without_the_extra(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
     screen, out = _screen()
-    assert publish_demo(screen, fleet) is None
+    assert publish_demo(screen, fleet, stays=True) is None
     [line] = out.getvalue().splitlines()
     assert "pip install 'limpet[catalog]'" in line

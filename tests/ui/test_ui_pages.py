@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import limpet
 from limpet.app import Fleet
 from limpet.index import sql as index_sql
 from limpet.keys import Key, QueueKeys
+from limpet.queue import inspect
 from limpet.queue.claim import EntryClaim
 from limpet.runtime import system
 from limpet.testing import drain
@@ -469,6 +471,26 @@ def test_the_page_of_a_suspended_task_has_its_reason_and_steps(fleet: Fleet) -> 
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
 
 
+def test_what_may_be_suspended_does_not_count_as_waiting(
+    serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 of 5 leases it is known that their tasks are suspended. Then `waiting` is a lower bound."""
+
+    @fleet.task("orders")
+    def order() -> None:
+        limpet.step(int)
+        limpet.wait_signal("approved")
+
+    for n in range(5):
+        order.using(id=f"s{n}").push()
+    drain(fleet)
+    fleet.queue("orders").push({}, id="w")
+    monkeypatch.setattr(inspect, "LEASES_READ_MAX", 2)
+    [queue] = serve(fleet).get("overview").json["queues"]
+    assert (queue["pending"], queue["suspended"], queue["unread"], queue["waiting"]) == (6, 2, 3, 1)
+    assert "suspended" in queue["at_least"]
+
+
 def test_steps_that_are_many_long_or_unreadable_are_bounded(fleet: Fleet) -> None:
     id_ = wait_after(fleet, facts.STEPS_SHOWN + 5, "x" * 10_000)
     fleet.store.put(QueueKeys.of("orders").step(id_, 0, facts.STEPS_SHOWN), b"{")
@@ -477,3 +499,29 @@ def test_steps_that_are_many_long_or_unreadable_are_bounded(fleet: Fleet) -> Non
     assert len(found["steps"][0]["value"]) < facts.STEP_CHARS_MAX + 100
     unreadable = [each["number"] for each in found["steps"] if "error" in each]
     assert unreadable == [facts.STEPS_SHOWN]
+
+
+# ---- the style sheet ----
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.03928 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [":root {", ':root[data-theme="dark"] {'], ids=["light", "dark"])
+def test_text_has_the_contrast_that_wcag_asks_for(theme: str) -> None:
+    """AA, 4.5 to 1: every colour of text on every background that it stands on."""
+    sheet = (Path(ui_server.__file__).parent / "static" / "style.css").read_text()
+    colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", sheet.partition(theme)[2].partition("}")[0]))
+    pairs = [(text, back) for text in ("text", "muted", "faint", "accent") for back in ("bg", "panel", "raised")]
+    pairs += [(kind, f"{kind}-soft") for kind in ("good", "warn", "bad", "accent")]
+    pairs += [("bad", "panel"), ("muted", "line-soft"), ("on-accent", "accent"), ("bg", "text")]
+    weak = {pair: round(found, 2) for pair in pairs if (found := _contrast(*(colours[name] for name in pair))) < 4.5}
+    assert weak == {}

@@ -283,8 +283,8 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "token" in facts and "reason" not in facts:  # no worker holds a suspended task
         rows.append(("token", str(facts["token"])))
         rows.append(("heartbeat", f"{ago(facts['heartbeat_s'])} ago, ttl {facts['ttl_s']:g} s"))
-    if facts.get("rests_s"):
-        rows.append(("looks again" if "reason" in facts else "next try", f"in {ago(facts['rests_s'])}"))
+    if facts.get("rests_s") and "reason" not in facts:
+        rows.append(("next try", f"in {ago(facts['rests_s'])}"))
     rows += [(key, f"{facts[key]:,}") for key in ("attempt", "attempts", "tasks", "done") if facts.get(key)]
     if facts.get("failed"):
         shown = ", ".join(facts["failed"][:FAILED_SHOWN]) + (", ..." if len(facts["failed"]) > FAILED_SHOWN else "")

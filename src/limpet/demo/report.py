@@ -95,19 +95,25 @@ class DemoScreen:
 
     def note(self, text: str) -> None:
         """Print a line with the time."""
-        self.say(f"[dim]{self.since_start_s():6.1f} s[/dim]   {text}")
+        self.row(f"[dim]{self.since_start_s():6.1f} s[/dim]   ", text)
+
+    def row(self, head: str, text: str) -> None:
+        """Print a line that begins with `head`. On a terminal, what does not fit goes on below the text."""
+        from rich.table import Table
+
+        if not self._out.is_terminal:
+            self.say(f"{head}{text}")
+            return
+        row = Table.grid()
+        row.add_column(no_wrap=True)
+        row.add_column(overflow="fold")
+        row.add_row(head, text)
+        self.say(row)
 
     def fact(self, name: str, text: str, holds: bool | None = None) -> bool:
         """Print a line of the report; with `holds`, a check and whether it passed."""
-        from rich.table import Table
-
         mark = {True: "[green]ok[/green]  ", False: "[bold red]FAIL[/bold red]", None: "    "}[holds]
-        if self._out.is_terminal:
-            row = Table.grid()
-            row.add_row(f"  {mark}  {name:<11}", text)
-            self.say(row)
-        else:
-            self.say(f"  {mark}  {name:<11}{text}")
+        self.row(f"  {mark}  {name:<11}", text)
         return holds is not False
 
     def open(self) -> None:
@@ -289,23 +295,22 @@ def _table(rows: Iterable[Sequence[Any]]) -> RenderableType:
     return Padding(made, (0, 0, 0, len(MARGIN)), expand=False)
 
 
-def publish(screen: DemoScreen, fleet: Fleet) -> Published | None:
-    """Publish the index as an Iceberg table, and print how to query it; None, and a line, without the packages.
-
-    Raises: LimpetError.
-    """
+def publish(screen: DemoScreen, fleet: Fleet, *, stays: bool) -> Published | None:
+    """Publish the index as an Iceberg table, and print how to query it if it `stays`; None, and a line, without the
+    packages.   Raises: LimpetError."""
     try:
         demand_extra()
     except Unsupported as missing:
-        screen.say(f"[dim]{MARGIN}to publish it as an Iceberg table: {clean(missing.hint)}[/dim]")
+        screen.row(MARGIN, f"[dim]to publish it as an Iceberg table: {clean(missing.hint)}[/dim]")
         return None
     with fleet.meter.measure() as cost:
         done = fleet.publish_index(INDEX, compile=False)
     name = ".".join((*done.namespace, done.table))
     wrote = f"{many(done.records, 'record')} in {many(done.files, 'Parquet file')}, with {cost.total()} requests"
-    screen.say(f"[dim]{MARGIN}published as the Iceberg table {clean(name)}: {wrote}[/dim]")
-    scan = f"from iceberg_scan({clean(repr(done.metadata_location))})"
-    screen.say(f"[dim]{MARGIN}DuckDB: install iceberg; load iceberg; {scan}[/dim]")
+    screen.row(MARGIN, f"[dim]published as the Iceberg table {clean(name)}: {wrote}[/dim]")
+    if stays:
+        scan = f"from iceberg_scan({clean(repr(done.metadata_location))})"
+        screen.row(MARGIN, f"[dim]DuckDB: install iceberg; load iceberg; {scan}[/dim]")
     return done
 
 

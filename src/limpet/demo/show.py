@@ -74,7 +74,7 @@ def demo(
     if url is not None:
         base, mark, query = url.partition("?")
         place = f"{base.rstrip('/')}/limpet-demo-{system().new_id()}{mark}{query}"
-    run = DemoRun(place, notes, tasks)
+    run = DemoRun(place, notes, tasks, stays=keep or url is not None)
     passed = False
     try:
         passed = run.run()
@@ -117,8 +117,9 @@ Script = Generator[None, WorkerEvent, None]
 class DemoRun:
     """The demo. The events of the workers only decide when to strike; the report is read back from the store."""
 
-    def __init__(self, place: str, notes: Path, tasks: int) -> None:
+    def __init__(self, place: str, notes: Path, tasks: int, *, stays: bool) -> None:
         self.place = place
+        self._stays = stays
         self.state = DemoState(tasks)
         self.screen = DemoScreen(console(), self.state)
         self._notes = notes
@@ -355,7 +356,7 @@ class DemoRun:
         self.screen.step("Query the index with SQL: which worker has computed how many results?")
         answer = ask(self.screen, fleet)
         with self._noting_trouble():
-            table = publish(self.screen, limpet.open(self.place))
+            table = publish(self.screen, limpet.open(self.place), stays=self._stays)
         self.screen.step("Read everything back, and compare it with what was pushed.")
         notes = read_notes(self._notes)
         seen = DemoHistory(

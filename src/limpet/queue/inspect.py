@@ -234,11 +234,13 @@ class QueueSummary(Stats):
     """How many durable tasks wait without a worker; they are counted as pending and as resting."""
     suspended_reason: str = ""
     """What the one that has waited for the longest time waits for."""
+    unread: int = 0
+    """Tasks of entries whose lease was not read: they may be in flight, or rest, or neither."""
 
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
         facts = {"queue": self.queue, **asdict(self)}
-        rare = ("trouble", "approximate", "suspended", "suspended_reason")
+        rare = ("trouble", "approximate", "suspended", "suspended_reason", "unread")
         return {name: value for name, value in facts.items() if name not in rare or value}
 
 
@@ -331,6 +333,7 @@ def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSumma
         trouble=trouble,
         suspended=work.suspended,
         suspended_reason=reason,
+        unread=sum(count_of(stat.key.rsplit("/", 2)[1]) for stat in leases[LEASES_READ_MAX:]),
         **figures,
     )
 
@@ -1066,8 +1069,9 @@ def error_filter(where: str | None) -> Callable[[str], bool]:
 
 
 def kind_of(error: str) -> str:
-    """What groups failures: the error without the figures in it."""
-    return NUMBERS.sub("#", error)[:KIND_CHARS_MAX]
+    """What groups failures: the error without the figures in it, unless it is nothing but figures, such as a status."""
+    kind = NUMBERS.sub("#", error)
+    return (kind if any(map(str.isalpha, kind)) else error)[:KIND_CHARS_MAX]
 
 
 def _as_result(id_: str, receipt: Receipt) -> Result:

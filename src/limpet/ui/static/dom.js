@@ -150,10 +150,10 @@ function show(dialog) {
   return dialog;
 }
 
-/** A dialog to read; `content` may be added to later. */
-export function reader(title, content) {
+/** A dialog to read; what is in it may be filled later. */
+export function reader(title, ...content) {
   const dialog = h("dialog", { "aria-label": title });
-  dialog.append(h("header", {}, h("h2", {}, title), h("button", { class: "quiet", type: "button", onclick: () => dialog.close() }, "Close")), content);
+  dialog.append(h("header", {}, h("h2", {}, title), h("button", { class: "quiet", type: "button", onclick: () => dialog.close() }, "Close")), ...content);
   return show(dialog);
 }
 

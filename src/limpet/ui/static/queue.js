@@ -19,52 +19,72 @@ function progress(entry) {
 
 // ---- one task ----
 
+/** When a step began and ended. A wait began before its record, but a sleep begins with it. */
+function ran(step) {
+  const at = Date.parse(step.at);
+  if (step.kind === "sleep") return [at, Math.min(Date.now(), at + step.waited_s * 1000)];
+  return [at - Math.max(step.took_s, step.waited_s ?? 0) * 1000, at];
+}
+
+/** How long a step took, or was waited for. */
+function took(step) {
+  const seconds = Math.max(step.took_s, step.waited_s ?? 0);
+  return seconds >= 1 ? span(seconds) : seconds < 0.001 ? "<1 ms" : `${Math.round(seconds * 1000)} ms`;
+}
+
 /** The recorded steps of a durable task, each with a bar that says when it ran, and what the task waits for. */
 function timeline(found) {
   if (!found.steps.length && !found.reason) return null;
-  const runs = found.steps.filter((each) => each.at).map((each) => [Date.parse(each.at) - each.took_s * 1000, Date.parse(each.at)]);
+  const runs = found.steps.filter((each) => each.at).map(ran);
   const since = found.suspended_at ? Date.parse(found.suspended_at) : Date.now();
   const first = Math.min(since, ...runs.map(([began]) => began));
   const last = Math.max(found.reason ? Date.now() : first + 1, ...runs.map(([, ended]) => ended));
   const bar = (began, ended, kind) => h("span", { class: "track phone-off" }, h("i", { class: kind, "left%": ((began - first) / (last - first)) * 98, "width%": Math.max(2, ((ended - began) / (last - first)) * 98) }));
   const line = (each) => {
     if (!each.at) return h("p", { class: "problem" }, `step ${each.number} cannot be read: ${each.error}`);
-    const ended = Date.parse(each.at);
     return h("details", { class: "group", "data-key": `step ${each.number}` },
-      h("summary", {}, badge(each.kind), h("span", { class: "error mono" }, each.name || `step ${each.number}`), bar(ended - each.took_s * 1000, ended), h("span", { class: "faint nowrap" }, each.took_s < 0.001 ? "<0.001 s" : `${each.took_s} s`)),
+      h("summary", {}, h("span", { class: "number" }, each.number), badge(each.kind), h("span", { class: "error mono" }, each.name), bar(...ran(each), each.waited_s === undefined ? "" : "waited"), h("span", { class: "faint nowrap" }, took(each))),
       h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, ${moment(each.at)}, in ${each.worker}`), h("pre", {}, each.value)));
   };
-  const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap" }, ago(found.suspended_at))) : null;
-  return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `${count(found.steps_before)} steps before these are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits));
+  const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap", title: moment(found.suspended_at) }, span((last - since) / 1000))) : null;
+  return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `the last ${count(found.steps.length)}; ${count(found.steps_before)} before them are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits));
 }
 
 async function showTask(queue, id, writes, changed) {
   const body = h("div", { class: "content" }, empty("Reading the task…"));
-  const dialog = reader(id, body);
+  const foot = h("footer", {});
+  const dialog = reader(id, body, foot);
   history.replaceState(null, "", path("queue", queue, id)); // a link to this task
   dialog.addEventListener("close", () => history.replaceState(null, "", path("queue", queue)));
-  let found;
-  try {
-    found = await get("queue", queue, "task", id);
-  } catch (error) {
-    body.replaceChildren(problem(error.message));
-    return;
-  }
-  const act = (title, what, button, verb, danger) => h("button", { type: "button", class: danger ? "danger" : "primary", onclick: () => { dialog.close(); confirm(title, what, button, async () => { await post(["queue", queue, verb], { id: found.id }, `${verb} ${found.id} of ${queue}`); toast(`${verb === "retry" ? "Retried" : "Cancelled"}: ${found.id}`); changed(); }, { danger }); } }, button);
+  const read = async () => {
+    try {
+      drawTask(await get("queue", queue, "task", id), { queue, writes, changed, dialog, body, foot });
+    } catch (error) {
+      body.replaceChildren(problem(error.message));
+      foot.replaceChildren();
+    }
+  };
+  await read();
+  return { dialog, read };
+}
+
+function drawTask(found, { queue, writes, changed, dialog, body, foot }) {
+  const first = !body.querySelector("dl");
+  const act = (title, what, button, verb, danger) => h("button", { type: "button", "data-key": verb, class: danger ? "danger" : "primary", onclick: () => { dialog.close(); confirm(title, what, button, async () => { await post(["queue", queue, verb], { id: found.id }, `${verb} ${found.id} of ${queue}`); toast(`${verb === "retry" ? "Retried" : "Cancelled"}: ${found.id}`); changed(); }, { danger }); } }, button);
   const ended = ["completed", "failed", "cancelled"].includes(found.state);
   const buttons = [];
-  if (writes && found.state === "failed") buttons.push(act("Retry this task?", `${found.id} is pushed to ${queue} again, with fresh attempts and a new id.`, "Retry", "retry", false));
+  if (writes && found.state === "failed") buttons.push(act("Retry this task?", `${found.id} is pushed to ${queue} again, with fresh attempts and a new id.${found.steps.length ? ` Its recorded steps are kept; \`limpet queue retry ${queue} ${found.id} --from-scratch\` forgets them.` : ""}`, "Retry", "retry", false));
   if (writes && !ended && !found.batch) buttons.push(act("Cancel it?", `${found.id} is taken out of ${queue}. A handler that runs already is not stopped; if it succeeds, that counts.`, "Cancel the task", "cancel", true));
   const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, `${moment(each.at)}, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
-  if (attempts.length) attempts.at(-1).open = true;
+  if (attempts.length && first) attempts.at(-1).open = true;
   refill(body,
-    facts(["State", badge(found.state, STATES[found.state])], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], ["Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
+    facts(["State", badge(found.state, STATES[found.state])], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
     timeline(found),
     attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
     found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
     found.payload === undefined ? null : h("div", {}, h("h3", {}, "Payload"), h("pre", {}, found.payload)),
     found.result === undefined ? null : h("div", {}, h("h3", {}, "Result"), h("pre", {}, found.result)));
-  if (buttons.length) dialog.append(h("footer", {}, buttons));
+  refill(foot, buttons);
 }
 
 // ---- the page ----
@@ -75,6 +95,7 @@ export function queuePage(state, queue, task) {
   let details = null;
   let wrong = "";
   let seen = -1;
+  let shown = null; // the task in the dialog, if one is open
 
   async function reload() {
     try {
@@ -83,6 +104,24 @@ export function queuePage(state, queue, task) {
       wrong = error.message;
     }
     if (element.isConnected) draw();
+    await follow();
+  }
+
+  /** What the list says of the task that is open. It is read again when that changes: each recorded step costs a request. */
+  function listed(id) {
+    const entry = details?.pending.find((each) => each.id === id || id.startsWith(`${each.id}.`));
+    return entry ? [entry.state, entry.reason, entry.suspended_at, entry.taken_at, entry.done, entry.attempt, entry.token].join() : "";
+  }
+
+  async function follow() {
+    if (!shown?.dialog.isConnected || !details) return;
+    const before = shown.listed;
+    shown.listed = listed(shown.id);
+    if (before !== undefined && before !== shown.listed) await shown.read();
+  }
+
+  async function show(id) {
+    shown = { ...(await showTask(queue, id, writes, reload)), id, listed: details ? listed(id) : undefined };
   }
 
   const doing = (verb, body, said) => async () => {
@@ -119,7 +158,7 @@ export function queuePage(state, queue, task) {
     ];
   }
 
-  const opens = (id) => h("button", { type: "button", class: "open mono", "data-key": `task ${id}`, onclick: () => showTask(queue, id, writes, reload) }, id);
+  const opens = (id) => h("button", { type: "button", class: "open mono", "data-key": `task ${id}`, onclick: () => show(id) }, id);
 
   function group(each) {
     const retry = writes ? h("button", { type: "button", class: "small", "data-key": `group ${each.error}`, onclick: (event) => { event.preventDefault(); confirm("Retry this group?", `The failed tasks of ${queue} with the error “${each.error || "(none)"}” (${count(each.count)}${each.more || details.failed_more ? " or more" : ""}) are pushed again, with fresh attempts.`, "Retry the group", doing("retry", { group: each.error }, (done) => `${tasks(done.retried.length)} of ${queue} wait again`)); } }, "Retry") : null;
@@ -139,7 +178,7 @@ export function queuePage(state, queue, task) {
     return [
       panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.state === "held" ? null : h("span", { class: "phone-only" }, " ", badge(each.state, STATES[each.state]))], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
       rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
-      suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Due", "nowrap phone-off"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), each.due_at ? moment(each.due_at) : "–", figure(each.attempt)]))) : null,
+      suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Until", "nowrap phone-off"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), each.due_at ? moment(each.due_at) : "–", figure(each.attempt)]))) : null,
       panel("Waiting", more, waits.length ? table("waits", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), badge(each.state, STATES[each.state])])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
       details.scheduled.length ? panel("Scheduled", details.scheduled_more ? "the first 100" : "", table("scheduled", [["Task", "id"], ["Due", "num nowrap"], ["At", "nowrap phone-off"]], details.scheduled.slice(0, 25).map((each) => [opens(each.id), each.due_in_s > 0 ? `in ${span(each.due_in_s)}` : "now", moment(each.due_at)]))) : null,
     ];
@@ -169,7 +208,7 @@ export function queuePage(state, queue, task) {
   }
 
   reload();
-  if (task) queueMicrotask(() => showTask(queue, task, writes, reload));
+  if (task) queueMicrotask(() => show(task));
   return {
     element,
     reload,
