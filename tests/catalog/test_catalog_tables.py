@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -602,6 +602,33 @@ def test_a_purge_that_is_told_again_deletes_nothing_of_a_new_table(catalog: Cata
     catalog.drop_table(["a"], "t", purge=True, id_="one")
     assert catalog.load_table(["a"], "t") == new
     assert len(files(catalog, "mine")) == 2
+
+
+def test_a_purge_of_a_table_whose_files_others_need_is_refused(catalog: Catalog) -> None:
+    made = catalog.create_table(["a"], table(properties={"gc.enabled": "false"}))
+    add_file(catalog, made)
+    with pytest.raises(Invalid, match=r"gc\.enabled=false"):
+        catalog.drop_table(["a"], "t", purge=True)
+    assert catalog.load_table(["a"], "t") == made
+    catalog.drop_table(["a"], "t")
+    assert len(files(catalog, root_of(catalog, made))) == 2
+
+
+def test_a_purge_ends_although_a_client_goes_on_writing(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = catalog.create_table(["a"], table())
+    delete = catalog.warehouse.delete
+
+    def delete_while_another_is_written(some: Sequence[str]) -> None:
+        delete(some)
+        add_file(catalog, made)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(catalog.warehouse, "delete", delete_while_another_is_written)
+        catalog.drop_table(["a"], "t", purge=True)
+    assert not catalog.has_table(["a"], "t")
+    assert len(files(catalog, root_of(catalog, made))) == 1
+    assert catalog.finish_purges() == 1
+    assert files(catalog, root_of(catalog, made)) == []
 
 
 def test_a_purge_that_fails_is_finished_later(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

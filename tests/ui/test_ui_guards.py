@@ -173,3 +173,14 @@ def test_serve_has_the_dashboard_and_its_old_routes(tmp_path_factory: pytest.Tem
         assert server.stop() == 0
     finally:
         server.kill()
+
+
+def test_a_service_without_the_dashboard(tmp_path_factory: pytest.TempPathFactory) -> None:
+    server = start_server("--url", str(tmp_path_factory.mktemp("serve") / "fleet"), "--no-ui")
+    try:
+        assert server.ask("GET", "/v1/config").status == 200
+        for path in ("/ui", "/ui/api/overview", "/ui/static/page.js"):
+            assert server.ask("GET", path).status == 404
+        assert server.stop() == 0
+    finally:
+        server.kill()

@@ -21,6 +21,7 @@ from limpet import records
 from limpet.catalog import commit, entries, history
 from limpet.catalog.commit import PreparedCommit, WorkedMetadata
 from limpet.catalog.leader import Decide, Documents, Grant, Leader, NeedsMetadata, NotLeader
+from limpet.catalog.maintain.decide import history_of
 from limpet.catalog.records import CommitRecord
 from limpet.catalog.state import (
     MINTED,
@@ -46,7 +47,7 @@ from limpet.catalog.state import (
     shown,
 )
 from limpet.catalog.storage import CatalogStorage, newest_head
-from limpet.catalog.warehouse import Warehouse
+from limpet.catalog.warehouse import FILES_AT_ONCE, Warehouse
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable, Unsupported
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
@@ -55,6 +56,8 @@ TRIES_MAX = 10
 PLANS_MAX = 4
 MANIFEST_BYTES_MAX = 32 << 20
 ID_CHARACTERS_MAX = 200
+LAST_PAGES_MAX = 3
+"""A folder that still has files after so many listings that showed all of them is being written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +306,14 @@ class Catalog:
     ) -> None:
         """Drop a table; `purge`: also delete its files, after which it cannot be restored.
 
-        Raises: NoSuchTable; NoSuchNamespace.   Cost: `purge`: a batch more, 1 LIST and 1 GET per 1,000 files,
-        1 DELETE each.
+        Raises: NoSuchTable; NoSuchNamespace; Invalid for a purge of a table with `gc.enabled=false`.
+        Cost: `purge`: a batch more, 1 GET of the metadata unless it is in memory, 1 LIST and 1 GET per 1,000 files, 1
+        DELETE each.
         Crash: dropped or not; remaining files are recorded, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
+        if purge:
+            self._check_owns_files(where, name)
         dropped = self._commit(
             id_, actor, ("drop table", where, name, purge), entries.drop("t", where, name, purge=purge)
         )
@@ -637,9 +643,22 @@ class Catalog:
         if emptied:
             self._commit(None, "", ("purged",), entries.release_folders(emptied))
 
+    def _check_owns_files(self, namespace: Namespace, name: str) -> None:
+        """Raises: Invalid if a table says that others need its files. One that cannot be read can be purged."""
+        table = find_entry(self._known_or_read(), "t", namespace, name)
+        with suppress(Missing, Corrupt):
+            if table is not None and not history_of(self._loaded(table.path).metadata, name).owns_files():
+                raise Invalid(
+                    f"table {name!r} has gc.enabled=false: other tables or catalogs may need its files",
+                    hint="drop it without purge, or set gc.enabled to true first",
+                )
+
     def _emptied(self, root: str) -> bool:
+        """Empty a folder. One into which a client still writes stays recorded; `finish_purges` tries it again."""
+        last_pages = 0
         while files := self.warehouse.files_in(root):
-            if f"{PURGED}/{root}" not in self._state():
+            last_pages += len(files) < FILES_AT_ONCE
+            if last_pages > LAST_PAGES_MAX or f"{PURGED}/{root}" not in self._state():
                 return False
             self.warehouse.delete(files)
         self.warehouse.prune(root)

@@ -71,7 +71,7 @@ ServeUrlOption = Annotated[
 ]
 HostOption = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Public ones need tokens.")]
 PortOption = Annotated[
-    int, typer.Option("--port", "-p", min=0, max=65535, help="Where to listen; 0 takes a free port.")
+    int, typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="Where to listen; 0 takes a free port.")
 ]
 LeaseOption = Annotated[
     float,
@@ -148,6 +148,7 @@ PeerOption = Annotated[
         help="Connections without a known token from one address, such as a proxy.",
     ),
 ]
+NoDashboardOption = Annotated[bool, typer.Option("--no-ui", help="Leave out the dashboard at /ui.")]
 LogOption = Annotated[LogForm, typer.Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
 
 app = typer.Typer(
@@ -180,6 +181,7 @@ def serve(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     peer_max: PeerOption = 128,
+    no_ui: NoDashboardOption = False,
     log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
@@ -224,6 +226,7 @@ def api(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     peer_max: PeerOption = 128,
+    no_ui: NoDashboardOption = False,
     log: LogOption = LogForm.text,
     json: JsonOption = False,
 ) -> None:
@@ -262,8 +265,8 @@ def _serve(kind: Kind, context: typer.Context) -> None:
     from limpet.ui.server import ui_beside
 
     options = dict(context.params)
-    url, json = options.pop("url"), options.pop("json")
-    serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside, **options)
+    url, json, ui = options.pop("url"), options.pop("json"), not options.pop("no_ui", True)
+    serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside if ui else None, **options)
 
 
 def _announce(kind: Kind, json: bool, here: str, fleet: str, guarded: bool) -> None:
