@@ -152,6 +152,15 @@ def test_a_first_wait() -> None:
     assert waiting(None, reason="", step=4, wall=at(40))[1] == Suspension(reason="", step=4, since=at(40))
 
 
+@pytest.mark.parametrize(
+    ("delayed_s", "left", "rest_s"),
+    [(-5.0, None, 2.0), (90.0, None, 90.0), (1e6, None, 1800.0), (90.0, 40.0, 40.0), (1.0, None, 2.0)],
+)
+def test_a_wait_for_delayed_tasks_lasts_until_they_are_due(delayed_s: float, left: float | None, rest_s: float) -> None:
+    rests_s, found = waiting(None, reason="", step=4, wall=at(40), left=left, delayed_s=delayed_s)
+    assert (rests_s, found.due_s) == (rest_s, left)
+
+
 def test_a_wait_at_the_same_step_goes_on_and_another_one_begins() -> None:
     before = suspension(step=4, since=at(0), waited_s=40.0)
     rest_s, found = waiting(before, reason="", step=4, wall=at(40))

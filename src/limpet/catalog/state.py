@@ -108,15 +108,18 @@ class CatalogState:
         """Whether any granted request had this id of a client."""
         return key in self._used
 
-    def cased(self) -> SortedMap:
-        """The folders that have upper-case letters, as `cased_key`. Most catalogs have none.
+    def cased_folders(self, prefix: str) -> Iterator[str]:
+        """The folders with upper-case letters whose `cased_key` begins with `prefix`. Most catalogs have none.
 
         Cost: the first call reads all folders; later states inherit the result.
         """
         if self._cased is None:
             found = (key for kind in (LIVE, PURGED) for key in self.keys_under(f"{kind}/"))
             self._cased = SortedMap(dict.fromkeys(sorted(filter(None, map(cased_key, found))), True))
-        return self._cased
+        for key, _ in self._cased.items(prefix):
+            if not key.startswith(prefix):
+                return
+            yield key.partition(MARK)[2]
 
     def after(self, rows: Iterable[Row], at: str) -> CatalogState:
         """The state after rows that were published at that time.   Cost: proportional to their changes."""
@@ -476,18 +479,12 @@ def _taken(state: CatalogState, root: str, own: set[str]) -> str | None:
 
 
 def _taken_in_other_case(state: CatalogState, root: str, own: set[str]) -> str | None:
-    name, cased = folded(root), state.cased()
+    name = folded(root)
     if name != root and (found := _taken_in_same_case(state, name, own)) is not None:
         return found
-    if not len(cased):
-        return None
-    for prefix in (*(f"{above}{MARK}" for above in _above(name)), f"{name}/"):
-        for key, _ in cased.items(prefix):
-            if not key.startswith(prefix):
-                break
-            if (other := key.partition(MARK)[2]) not in own:
-                return other
-    return None
+    prefixes = (*(f"{above}{MARK}" for above in _above(name)), f"{name}/")
+    others = (other for prefix in prefixes for other in state.cased_folders(prefix) if other not in own)
+    return next(others, None)
 
 
 def _taken_in_same_case(state: CatalogState, root: str, own: set[str]) -> str | None:

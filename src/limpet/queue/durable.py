@@ -34,6 +34,8 @@ UNKNOWN_S = 120.0
 """After this time a task that is nowhere to be found counts as ended: it was purged, or its receipt has expired."""
 LOOK_PART = 4
 """A task that has waited for a while is looked at again after this part of that time."""
+DELAYED_MAX_S = 1800.0
+"""A task that waits for delayed ones rests until they are due, but no longer than this: they may be cancelled."""
 
 
 # ---- recorded steps ----
@@ -151,14 +153,15 @@ def waiting(
     awaits: Sequence[str] = (),
     signal: str | None = None,
     left: float | None = None,
+    delayed_s: float = 0.0,
 ) -> tuple[float, Suspension]:
     """How long a task rests that waits for other tasks or a signal, and the suspension.
 
     `before`: that of the same task's last claim; a task that waits at the same step is looked at less and less often.
-    `left`: in how many seconds its own time is up.
+    `left`: in how many seconds its own time is up. `delayed_s`: in how many seconds all that it waits for are due.
     """
     since, waited_s = (wall, 0.0) if before is None or before.step != step else (before.since, before.waited_s)
-    wait_s = look_again_s(waited_s)
+    wait_s = max(look_again_s(waited_s), min(delayed_s, DELAYED_MAX_S))
     rest_s = wait_s if left is None else max(0.0, min(wait_s, left))
     return rest_s, Suspension(
         reason=reason[:REASON_CHARS_MAX],

@@ -553,8 +553,7 @@ class Inspection:
                 raise answer
             found[read] = answer
         if later := [read for read in reads if read.what == "scheduled"]:
-            listing = self._store.list(self._keys.scheduled)
-            waiting = {parts[1] for stat in listing if (parts := parts_of_scheduled(stat.key))}
+            waiting = self.due_times()
             found |= {read: read.key.rsplit("/", 1)[1] in waiting for read in later}
         return found
 
@@ -759,6 +758,12 @@ class Inspection:
         if (yield ResultRead("exists", self._keys.tasks(entry, batch=part is not None))):
             return "pending"
         return "scheduled" if (yield ResultRead("scheduled", Key(f"{self._keys.scheduled}/{entry}"))) else "unknown"
+
+    def due_times(self) -> dict[str, datetime]:
+        """When each delayed entry is due.   Cost: 1 LIST per 1,000 delayed pushes."""
+        listing = self._store.list(self._keys.scheduled)
+        due = [parts for stat in listing if (parts := parts_of_scheduled(stat.key))]
+        return {entry: at for at, entry in reversed(due)}  # of two pushes of an id the earlier one counts
 
     def scheduled(self, entry: str) -> list[Key]:
         """The delayed pushes of an entry.   Cost: 1 LIST per 1,000 delayed pushes."""

@@ -285,6 +285,7 @@ class TaskSteps:
         *,
         awaits: Sequence[str] = (),
         signal: str | None = None,
+        delayed_s: float = 0.0,
     ) -> Suspend:
         wait_s, suspension = waiting(
             self._claim.suspended_before.get(self._n),
@@ -294,6 +295,7 @@ class TaskSteps:
             awaits=awaits,
             signal=signal,
             left=left,
+            delayed_s=delayed_s,
         )
         return self._to_suspend(wait_s, suspension)
 
@@ -350,7 +352,7 @@ class TaskSteps:
 
     def _ends(self, number: int, handles: Sequence[TaskHandle], left: float | None) -> list[Result]:
         """How the tasks have ended.   Raises: Suspend.   Cost: 1 HEAD while the first of them has not, else that of
-        `results`: 1 GET for each completed entry."""
+        `results`: 1 GET for each completed entry; while some are delayed 1 LIST more for each queue of theirs."""
         queues = sorted({handle.queue.name for handle in handles})
         where = " and ".join(map(repr, queues[:3])) + (" and others" if len(queues) > 3 else "")
         in_time = left is None or left > 0
@@ -363,8 +365,17 @@ class TaskSteps:
         if open_ and in_time:
             said = f"waiting for {len(open_)} of {len(handles)} tasks in {where}"
             awaits = [*dict.fromkeys(key for n in open_ if (key := self._key_of(handles[n])) is not None)]
-            raise self._suspend(number, said, left, awaits=awaits)
+            delayed_s = self._delayed_s([handles[n] for n in open_ if results[n].state == "scheduled"])
+            raise self._suspend(number, said, left, awaits=awaits, delayed_s=delayed_s)
         return results
+
+    def _delayed_s(self, delayed: Sequence[TaskHandle]) -> float:
+        """In how many seconds the last of these delayed tasks is due.   Cost: 1 LIST a queue."""
+        due: list[datetime] = []
+        for queue in {id(handle.queue): typing.cast(Any, handle.queue) for handle in delayed}.values():
+            times = queue.inspect.due_times()
+            due += (times[entry] for handle in delayed if (entry := entry_of(handle)) in times)
+        return (max(due) - self._claim.storage.store.now()).total_seconds() if due else 0.0
 
     def _key_of(self, handle: TaskHandle) -> Key | None:
         """The key of the entry of an awaited task, if it is in the same store."""
