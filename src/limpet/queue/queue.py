@@ -652,8 +652,10 @@ class BucketQueue(AsyncQueue):
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
-        encoded = [encoded_payload(payload, self._payload_type) for payload in payloads]  # it may ask for steps itself
+        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         steps = RUNNING.get()
+        if steps is not None:
+            encoded = [*encoded]  # in a task the iterable may ask for steps itself
         if steps is not None and steps.numbers_push(has_id=id is not None):
             entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
         else:
