@@ -226,7 +226,9 @@ def test_what_is_rewritten(files: list[RewriteCandidate], groups: list[int]) -> 
     [
         (sized(40, 40, 40, 40), [2, 2]),
         (sized(30, 30, 30, 30), [3]),
+        (sized(40, 35), [2]),
         (sized(40, 35, 10), [3]),
+        (sized(60, 35, 80, deletes=True), [2, 1]),
         (sized(40, 34), []),
         (sized(10, 10, 10, 10), []),
         (sized(10, 10, 10, 10, 10), [5]),
@@ -241,6 +243,32 @@ def test_few_files_are_rewritten_if_they_fill_one(files: list[RewriteCandidate],
 def test_many_small_files_are_grouped_in_one_pass() -> None:
     [group] = rewrite_groups(sized(*[1] * 300_000), target_bytes=1 << 20, min_files=5)
     assert len(group) == 300_000
+
+
+def test_a_group_is_filled_to_the_last_byte() -> None:
+    for last, groups in ((40, [1, 2]), (41, [1, 1, 1])):
+        found = rewrite_groups(sized(60, 60, last), target_bytes=100, min_files=1)
+        assert [len(group) for group in found] == groups
+
+
+@pytest.mark.parametrize(
+    ("properties", "owns"),
+    [({}, True), ({"gc.enabled": "true"}, True), ({"gc.enabled": "TRUE"}, True), ({"gc.enabled": "false"}, False),
+     ({"gc.enabled": "FALSE"}, False), ({"gc.enabled": "no"}, False), ({"gc.enabled": ""}, False)],
+)  # fmt: skip
+def test_a_table_says_whether_its_files_are_its_own(properties: dict[str, str], owns: bool) -> None:
+    assert history({}, {}, properties=properties).owns_files() is owns
+
+
+def test_without_sequence_numbers_a_commit_that_was_refused_may_have_expired() -> None:
+    """Format version 1 has none, or all are 0; and so it is in a table that became version 2."""
+    zero = {"snapshot-id": 1, "timestamp-ms": 0, "sequence-number": 0}
+    for table in (history({1: (None, 1)}, {}), history({}, {}, snapshots=[zero])):
+        assert was_added(table, {"snapshot-id": 1, "sequence-number": 0}) is True
+        assert was_added(table, {"snapshot-id": 7, "sequence-number": 0}) is None
+        assert was_added(table, {"snapshot-id": 7, "sequence-number": 1}) is False
+    upgraded = history({1: (None, 1)}, {}, **{"last-sequence-number": 1})
+    assert was_added(upgraded, {"snapshot-id": 7, "sequence-number": 1}) is None
 
 
 @pytest.mark.parametrize(

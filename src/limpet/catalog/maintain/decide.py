@@ -38,7 +38,7 @@ class TableSnapshot(msgspec.Struct, rename="kebab", frozen=True):
 
     snapshot_id: _Long
     timestamp_ms: _Long
-    sequence_number: _Long = 0
+    sequence_number: _Long | None = None
     parent_snapshot_id: _Long | None = None
     manifest_list: _Short | None = None
 
@@ -217,12 +217,12 @@ def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
 def was_added(table: TableHistory, snapshot: Mapping[str, Any]) -> bool | None:
     """Whether a table got this snapshot, although its commit was refused (F1); None: that is not known.
 
-    It may have expired since. Then no other snapshot has its sequence number.
+    It may have expired since. Then no other snapshot has its sequence number. In format version 1 all are 0.
     """
     number: int = snapshot["sequence-number"]
     if snapshot["snapshot-id"] in table.by_id():
         return True
-    is_of_other = any(each.sequence_number == number for each in table.snapshots or ())
+    is_of_other = any(each.sequence_number == number > 0 for each in table.snapshots or ())
     return False if is_of_other or table.last_sequence_number < number else None
 
 
@@ -267,8 +267,7 @@ def rewrite_groups(
 
 
 def _is_worth_it(group: Sequence[RewriteCandidate], small: float) -> bool:
-    is_full = len(group) > 1 and sum(file.size for file in group) >= small
-    return is_full or any(file.has_deletes for file in group)
+    return sum(file.size for file in group) >= small or any(file.has_deletes for file in group)
 
 
 # ---- row ids: format version 3 ----
