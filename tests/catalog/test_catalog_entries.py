@@ -341,7 +341,9 @@ def test_folders_of_another_case_are_known_after_every_change() -> None:
         (Change("l/B", 1), Change("l/c", 1), Change("t/N//T", ["N", "x"])),
         (Change("l/A", None), Change("p/A", 1)),
         (Change("l/b", 1), Change("l/B", None)),
-        (Change("p/A", None),),
+        (Change("l/D", 1),),
+        (Change("p/D", 1), Change("l/D", None)),
+        (Change("p/D", None), Change("p/A", None)),
     ]
     found = []
     for n, changes in enumerate(steps):
@@ -349,7 +351,7 @@ def test_folders_of_another_case_are_known_after_every_change() -> None:
         now = now.forgetting("2026-11-16T00:00:00.000000+00:00")
         found.append([*now.cased_folders("")])
         assert found[-1] == [*state(now.entries()).cased_folders("")]
-    assert found == [["A", "B"], ["A", "B"], ["A"], []]
+    assert found == [["A", "B"], ["A", "B"], ["A"], ["A", "D"], ["A", "D"], []]
 
 
 def test_a_table_beside_one_of_another_case_has_no_credential() -> None:
