@@ -597,7 +597,7 @@ def test_a_purge_that_is_told_again_deletes_nothing_of_a_new_table(catalog: Cata
     request = table(location=f"{catalog.warehouse.url}/mine")
     catalog.create_table(["a"], request)
     catalog.drop_table(["a"], "t", purge=True, id_="one")
-    new = catalog.create_table(["a"], request)
+    new = catalog.create_table(["a"], {**request, "properties": {"gc.enabled": "false"}})
     add_file(catalog, new)
     catalog.drop_table(["a"], "t", purge=True, id_="one")
     assert catalog.load_table(["a"], "t") == new

@@ -313,7 +313,7 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         if purge:
-            self._check_owns_files(where, name)
+            self._check_owns_files(where, name, id_)
         dropped = self._commit(
             id_, actor, ("drop table", where, name, purge), entries.drop("t", where, name, purge=purge)
         )
@@ -643,9 +643,15 @@ class Catalog:
         if emptied:
             self._commit(None, "", ("purged",), entries.release_folders(emptied))
 
-    def _check_owns_files(self, namespace: Namespace, name: str) -> None:
-        """Raises: Invalid if a table says that others need its files. One that cannot be read can be purged."""
-        table = find_entry(self._known_or_read(), "t", namespace, name)
+    def _check_owns_files(self, namespace: Namespace, name: str, id_: str | None) -> None:
+        """Raises: Invalid if a table says that others need its files. One that cannot be read can be purged.
+
+        A request that is sent again has its answer already: another table may have the name now.
+        """
+        state = self._known_or_read()
+        if id_ is not None and state.is_used(id_):
+            return
+        table = find_entry(state, "t", namespace, name)
         with suppress(Missing, Corrupt):
             if table is not None and not history_of(self._loaded(table.path).metadata, name).owns_files():
                 raise Invalid(

@@ -201,9 +201,9 @@ class BoundedRestCatalog(RestCatalog):
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        session.request = partial(self._request, session.request)  # type: ignore[method-assign]
+        session.request = partial(self._request, session.request)  # type: ignore[method-assign]  # of this session alone
         for adapter in session.adapters.values():
-            adapter.send = partial(self._send, adapter.send)  # type: ignore[method-assign]
+            adapter.send = partial(self._send, adapter.send)  # type: ignore[method-assign]  # likewise
         return session
 
     def _request(self, request: Callable[..., Response], method: str, url: str, **options: Any) -> Response:
