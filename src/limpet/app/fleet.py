@@ -235,6 +235,10 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
     min_writer: Count
     features: Annotated[list[Name], msgspec.Meta(max_length=100)]
     probe: Findings
+    id: Name | msgspec.UnsetType = msgspec.UNSET
+    """Tells this fleet from every other one. Limpet 0.1 does not know it, nor what follows."""
+    epoch: Count | msgspec.UnsetType = msgspec.UNSET
+    """How many restores of a backup lie before this fleet: what was pushed in another epoch may have recorded steps."""
 
 
 def fresh(probe: Findings) -> FleetRecord:
@@ -482,6 +486,11 @@ def _journal_of(
     return (Outbox if NODE in features else ClientLog)(store, runtime)
 
 
+def _epoch_of(record: FleetRecord | Callable[[], FleetRecord]) -> int:
+    """How many restores lie before the fleet."""
+    return (record() if callable(record) else record).epoch or 0
+
+
 class Fleet:
     """What lives under one URL. Cheap to make, safe to share between threads; a forked child should open its own.
 
@@ -514,6 +523,7 @@ class Fleet:
         self._connector = connector
         self._storage: CatalogStorage | None = None
         self._journal = cache(partial(_journal_of, self.store, record, runtime))  # asked at the first use of a queue
+        self._epoch = cache(partial(_epoch_of, record))
 
     @property
     def tasks(self) -> Tasks:
@@ -638,6 +648,7 @@ class Fleet:
             provider=provider,
             payload_type=payload_type,
             journal=self._journal,
+            epoch=self._epoch,
             watch=self._watch,
         )
 

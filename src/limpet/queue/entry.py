@@ -571,11 +571,13 @@ class Storage:
         keys: QueueKeys,
         runtime: Runtime,
         journal: Journal | Callable[[], Journal | None] | None = None,
+        epoch: int | Callable[[], int] = 0,
     ) -> None:
         self.store = store
         self.keys = keys
         self.runtime = runtime
         self._journal = journal
+        self._epoch = epoch
         self.notices = Notices(runtime)
         self._exact_at_s: float | None = None
         self.closer = Closer(store, keys, runtime) if store.far else None
@@ -588,6 +590,13 @@ class Storage:
         if self._journal is None or callable(self._journal):
             self._journal = (self._journal and self._journal()) or NoJournal()
         return self._journal
+
+    @property
+    def epoch(self) -> int:
+        """How many restores lie before the fleet. A function is called at the first use, which may cost a request."""
+        if callable(self._epoch):
+            self._epoch = self._epoch()
+        return self._epoch
 
     def check_steps(self) -> None:
         """Raises: Unsupported, if entries are exchanged with other nodes: steps and signals are not."""

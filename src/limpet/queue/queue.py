@@ -591,12 +591,13 @@ class BucketQueue(AsyncQueue):
         payload_type: Any = None,
         journal: Journal | Callable[[], Journal | None] | None = None,
         watch: VersionWatch | None = None,
+        epoch: int | Callable[[], int] = 0,
     ) -> None:
         self.name = name
         self.policy = policy or Policy()
         self.provider = provider
         self.supports: frozenset[Feature] = FEATURES
-        self.storage = Storage(store, QueueKeys.of(name), runtime, journal)
+        self.storage = Storage(store, QueueKeys.of(name), runtime, journal, epoch)
         self._store = store
         self._runtime = runtime
         self._payload_type = payload_type
