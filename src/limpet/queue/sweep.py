@@ -197,7 +197,7 @@ class Sweeper:
                 yield stat.key
 
     def _failed_tasks(self, entry: str) -> set[int]:
-        """The tasks of an entry that have failed and were not retried, or whose receipt cannot be read."""
+        """The tasks of an entry that have failed or were cancelled, and not retried, or whose receipt cannot be read."""
         names = {0: entry}
         if is_batch(entry):
             names = {n: f"{entry}.{n}" for n in self._storage.own_receipts(self._keys.failed, entry)}
@@ -208,7 +208,7 @@ class Sweeper:
             except (Corrupt, Unsupported):
                 failed.add(n)
                 continue
-            if seen is not None and seen.value.state == "failed":
+            if seen is not None and seen.value.state in ("failed", "cancelled"):
                 failed.add(n)
         return failed
 
