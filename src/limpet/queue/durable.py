@@ -258,12 +258,14 @@ def waiting(
     wall: datetime,
     awaits: Sequence[str] = (),
     signal: str | None = None,
+    life: str | None = None,
     left: float | None = None,
     delayed_s: float = 0.0,
 ) -> tuple[float, Suspension]:
     """How long a task rests that waits for other tasks or a signal, and the suspension.
 
     `before`: that of the same task's last claim; a task that waits at the same step is looked at less and less often.
+    `life`: that of a task that waits for a signal.
     `left`: in how many seconds its own time is up. `delayed_s`: in how many seconds all that it waits for are due.
     """
     since, waited_s = (wall, 0.0) if before is None or before.step != step else (before.since, before.waited_s)
@@ -277,16 +279,18 @@ def waiting(
         due_s=None if left is None else max(0.0, left),
         awaits=[*awaits[:AWAITS_MAX]],
         signal=signal,
+        life=life,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingStep:
-    """What to look for on behalf of one task: entries that must be gone, a signal that must be there."""
+    """What to look for on behalf of one task: entries that must be gone, a signal to its life that must be there."""
 
     n: int
     awaits: Sequence[str]
     signal: str | None
+    life: str | None = None
 
 
 def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> list[WaitingStep]:
@@ -304,7 +308,7 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
         each = record.suspended.get(n)
         if each is None or not (each.awaits or each.signal) or (each.due_s is not None and each.due_s <= since_s):
             return []
-        found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal))
+        found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal, each.life))
     return found
 
 

@@ -151,6 +151,8 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The keys of some of the entries that it waits for. Each is deleted soon after the entry has ended."""
     signal: Name | None = None
     """The name of the signal that it waits for."""
+    life: Name | None = None
+    """The life of a task that waits for a signal: one to another life is not there."""
 
 
 class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):

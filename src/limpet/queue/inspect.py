@@ -746,11 +746,18 @@ class Inspection:
         return msgspec.structs.replace(receipt, id=id_, count=1, result=result, results={}, parts=[])
 
     def _large_result(self, result: msgspec.Raw, parts: Sequence[str], n: int) -> Reads[msgspec.Raw]:
-        """The result of task `n`: the one in hand, if there is one, else what a part object has."""
+        """The result of task `n`: the one in hand, if there is one, else what a part object has.
+
+        Raises: Corrupt if none that is there has it, and one is gone.
+        """
+        gone = ""
         for key in parts if bytes(result) == bytes(NOTHING) else ():
             part: Part | None = yield ResultRead("part", Key(key))
             if part is not None and n in part.results:
                 return part.results[n]
+            gone = gone or (key if part is None else "")
+        if gone:
+            raise Corrupt(f"{gone}, which may hold the result, is gone", hint="push the task again")
         return result
 
     def _whereabouts(self, id_: str) -> Reads[Outcome]:

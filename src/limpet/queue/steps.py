@@ -284,6 +284,7 @@ class TaskSteps:
         *,
         awaits: Sequence[str] = (),
         signal: str | None = None,
+        life: str | None = None,
         delayed_s: float = 0.0,
     ) -> Suspend:
         wait_s, suspension = waiting(
@@ -293,6 +294,7 @@ class TaskSteps:
             wall=self.wall(),
             awaits=awaits,
             signal=signal,
+            life=life,
             left=left,
             delayed_s=delayed_s,
         )
@@ -400,7 +402,8 @@ class TaskSteps:
             if seen is not None and not is_of(seen.value.life, claim.life(self._n)):
                 seen = None
             if seen is None and (left is None or left > 0):
-                raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name)
+                life = claim.life(self._n)
+                raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name, life=life)
             step = SignalStep(came=False) if seen is None else SignalStep(value=seen.value.value)
             found = self.record(number, "signal", name, records.encode(step), began_at=began_at)
         step = _decoded(found.value.value, SignalStep, number)
