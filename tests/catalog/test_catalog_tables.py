@@ -279,7 +279,6 @@ def test_the_first_branch_of_an_empty_table(catalog: Catalog) -> None:
         {"action": "assign-uuid", "uuid": "x"},
         {"action": "remove-schemas", "schema-ids": [0]},
         {"action": "remove-partition-specs", "spec-ids": [0]},
-        {"action": "remove-statistics", "snapshot-id": 4},
         {"action": "remove-properties", "removals": 3},
         {"action": "set-properties", "updates": {"x": {"y": "z"}}},
         {"action": "set-properties", "updates": {"x": None}},
