@@ -264,6 +264,25 @@ def test_a_commit_that_was_sent_twice_and_has_expired_keeps_its_files(fleet: Fle
     assert not table.compact().commits, "it is compacted"
 
 
+def test_snapshots_of_a_table_whose_files_others_need_are_not_removed(fleet: Fleet) -> None:
+    """The property is set after the expiry was planned: the catalog refuses it."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+    table, before = fleet.maintain(WHERE, "t"), snapshots(fleet)
+    inner, acts = table._lead, [{"gc.enabled": "false"}]
+
+    def lead() -> Any:
+        if acts:
+            values = acts.pop()
+            change(fleet, lambda other: other.transaction().set_properties(values).commit_transaction())
+        return inner()
+
+    table._lead = lead
+    with pytest.raises(Unsupported, match=r"gc\.enabled"):
+        table.expire(max_age=NOW)
+    assert snapshots(fleet) == before
+
+
 @pytest.mark.parametrize(("value", "may"), [("false", False), ("FALSE", False), ("no", False), ("True", True)])
 def test_files_that_others_own_stay(fleet: Fleet, value: str, may: bool) -> None:
     """`gc.enabled=false`: a table that was copied, or imported while another catalog goes on with it."""

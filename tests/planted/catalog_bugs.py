@@ -424,7 +424,7 @@ CATALOG_BUGS = [
         "a removal of snapshots takes a new branch with it",
         "issue 17, maintenance",
         0,
-        (Change("catalog.commit.apply", "_check_refs(document, new, commit)", "pass"),),
+        (Change("catalog.commit.apply", "_check_removal(document, new, commit)", "pass"),),
         "catalog/test_catalog_maintain.py::test_a_snapshot_is_not_removed_from_under_a_new_branch",
     ),
     Bug(
@@ -556,7 +556,7 @@ CATALOG_BUGS = [
         "the files of another catalog are deleted",
         "issue 17, maintenance",
         0,
-        (Change("TableHistory.owns_files", 'self.properties.get(GC_PROPERTY, "true").lower() == "true"', "True"),),
+        (Change("decide.owns_files", 'properties.get(GC_PROPERTY, "true").lower() == "true"', "True"),),
         "catalog/test_catalog_maintain.py::test_files_that_others_own_stay",
     ),
     Bug(
@@ -613,7 +613,7 @@ CATALOG_BUGS = [
             ),
             Change(
                 "catalog.commit.apply",
-                "_check_refs(document, new, commit)",
+                "_check_removal(document, new, commit)",
                 "pass",
             ),
         ),

@@ -21,7 +21,6 @@ from limpet import records
 from limpet.catalog import commit, entries, history
 from limpet.catalog.commit import PreparedCommit, WorkedMetadata
 from limpet.catalog.leader import Decide, Documents, Grant, Leader, NeedsMetadata, NotLeader
-from limpet.catalog.maintain.decide import history_of
 from limpet.catalog.records import CommitRecord
 from limpet.catalog.state import (
     MINTED,
@@ -312,11 +311,9 @@ class Catalog:
         Crash: dropped or not; remaining files are recorded, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
-        if purge:
-            self._check_owns_files(where, name, id_)
-        dropped = self._commit(
-            id_, actor, ("drop table", where, name, purge), entries.drop("t", where, name, purge=purge)
-        )
+        checked = self._worked_out_purge(where, name) if purge else None
+        decide = entries.drop("t", where, name, checked)
+        dropped = self._commit(id_, actor, ("drop table", where, name, purge), decide, checked)
         if purge:
             with suppress(
                 LimpetError
@@ -622,6 +619,14 @@ class Catalog:
                 worked.work_out(each.needs(self.warehouse, old.path))
         return worked
 
+    def _worked_out_purge(self, namespace: Namespace, name: str) -> entries.CheckedPurge:
+        """Whether the latest known metadata allows a purge, read before the leader is asked."""
+        checked, state = entries.CheckedPurge(self.warehouse), self._known()
+        table = find_entry(state, "t", namespace, name) if state is not None else None
+        if table is not None:
+            checked.work_out(entries.purge_needs(table.path, name))
+        return checked
+
     def _rename(
         self,
         kind: Content,
@@ -642,22 +647,6 @@ class Catalog:
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
             self._commit(None, "", ("purged",), entries.release_folders(emptied))
-
-    def _check_owns_files(self, namespace: Namespace, name: str, id_: str | None) -> None:
-        """Raises: Invalid if a table says that others need its files. One that cannot be read can be purged.
-
-        A request that is sent again has its answer already: another table may have the name now.
-        """
-        state = self._known_or_read()
-        if id_ is not None and state.is_used(id_):
-            return
-        table = find_entry(state, "t", namespace, name)
-        with suppress(Missing, Corrupt):
-            if table is not None and not history_of(self._loaded(table.path).metadata, name).owns_files():
-                raise Invalid(
-                    f"table {name!r} has gc.enabled=false: other tables or catalogs may need its files",
-                    hint="drop it without purge, or set gc.enabled to true first",
-                )
 
     def _emptied(self, root: str) -> bool:
         """Empty a folder. One into which a client still writes stays recorded; `finish_purges` tries it again."""

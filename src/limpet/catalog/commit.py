@@ -25,6 +25,7 @@ from limpet.catalog.iceberg import tables
 from limpet.catalog.iceberg import updates as iceberg
 from limpet.catalog.iceberg.schemas import VERSION
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.maintain.decide import GC_PROPERTY, owns_files
 from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import (
     CatalogState,
@@ -318,18 +319,21 @@ def apply(document: Document, commit: TableCommit, metadata_location: str, now_m
     """
     new = _applied(document, commit, metadata_location, now_ms)
     if new is not None:
-        _check_refs(document, new, commit)
+        _check_removal(document, new, commit)
     return new
 
 
-def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
-    """Check that no branch or tag goes with its snapshot, unless the commit removes it by its name.
+def _check_removal(old: Document, new: Document, commit: TableCommit) -> None:
+    """Check that snapshots may be removed: that others do not need the table's files, and that no branch or tag goes
+    with its snapshot, unless the commit removes it by its name.
 
-    It may have been created after the client of an expiry looked at the table.   Raises: CommitFailed.
+    Both may have changed after the client of an expiry looked at the table.   Raises: CommitFailed.
     """
     updates = [update for update in commit.asked if isinstance(update, Mapping)]
     if not any(update.get("action") == "remove-snapshots" for update in updates):
         return
+    if not owns_files(old.json().get("properties") or {}):
+        raise CommitFailed(f"Cannot remove snapshots: {GC_PROPERTY} is false, others may need the files of the table")
     removed = {update.get("ref-name") for update in updates if update.get("action") == "remove-snapshot-ref"}
     before, after = (each.json().get("refs") or {} for each in (old, new))
     for name in before:
