@@ -428,6 +428,33 @@ CATALOG_BUGS = [
         "catalog/test_catalog_maintain.py::test_a_snapshot_is_not_removed_from_under_a_new_branch",
     ),
     Bug(
+        "a purge goes by what was looked at before the decision",
+        "issue 25, a check is part of its decision",
+        0,
+        (
+            Change(
+                "entries.drop",
+                "if purge.has(old.path):\n    purge.result(old.path)",
+                "if purge._results:\n    purge.result(next(iter(purge._results)))",
+            ),
+        ),
+        "catalog/test_catalog_tables.py::test_a_property_that_is_set_beside_a_purge_counts[directory]",
+    ),
+    Bug(
+        "snapshots of a table whose files others need are removed",
+        "issue 25, a check is part of its decision",
+        0,
+        (Change("commit._check_removal", 'if not owns_files(old.json().get("properties") or {}):', "if False:"),),
+        "catalog/test_catalog_maintain.py::test_snapshots_of_a_table_whose_files_others_need_are_not_removed",
+    ),
+    Bug(
+        "a query reads files of another table",
+        "F29",
+        0,
+        (Change("Catalog.open_table", "check_not_of_others(state, path, own)", "pass"),),
+        "app/test_query.py::test_a_table_that_names_a_file_elsewhere_is_refused",
+    ),
+    Bug(
         "a snapshot takes row ids that another one has",
         "issue 17, row lineage",
         0,

@@ -113,7 +113,7 @@ class CompactionReport:
     """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits.
 
     `unreadable`: data files that were left, since they are outside the warehouse, or their URL has characters that
-    programs read in different ways, as `%`.
+    programs read in different ways, as `?`.
     """
 
     files: int
@@ -149,6 +149,13 @@ class TableChange:
 
     def _load(self) -> LoadedTable:
         return self._catalog.load_table(self._namespace, self._name)
+
+    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
+        """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
+        try:
+            return self._warehouse.data(self._warehouse.data_path(url), size_max=size_max)
+        except Invalid as error:
+            raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
 
     def _key(self, url: str) -> Key:
         """The key of a file of the table.   Raises: Invalid for one outside the warehouse (F29)."""
@@ -460,13 +467,6 @@ class TableMaintenance(TableChange):
             self._load()
             return self._store.now()
 
-    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
-        """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
-        try:
-            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=size_max)
-        except Invalid as error:
-            raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
-
     @cached_property
     def _own_folders(self) -> tuple[str, ...]:
         return tuple(f"{root}/" for root in self._catalog.table_folders(self._namespace, self._name))
@@ -475,7 +475,7 @@ class TableMaintenance(TableChange):
         """A file to rewrite. One that is not in the table's folders may be another table's, which those who may read
         this one may not read: it is not copied.   Raises: as `_fetch`; Unsupported.
         """
-        if self._is_readable(url) and not self._warehouse.path_of(url, "file").startswith(self._own_folders):
+        if self._is_readable(url) and not self._warehouse.data_path(url).startswith(self._own_folders):
             raise Unsupported(
                 f"{url!r:.200} is not in a folder of the table {self._shown}", hint="rewrite the table with an engine"
             )
@@ -483,7 +483,7 @@ class TableMaintenance(TableChange):
 
     def _is_readable(self, url: str) -> bool:
         try:
-            self._warehouse.path_of(url, "file")
+            self._warehouse.data_path(url)
         except Invalid:
             return False
         return True
