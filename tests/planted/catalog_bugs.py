@@ -679,10 +679,9 @@ CATALOG_BUGS = [
         (
             Change(
                 "TableMaintenance._commit",
-                "return bool(self._landed(request, written))",
-                "landed = bool(self._landed(request, written))\n"
-                "self._remove([self._key(one.new.file_path) for one in done if one.new and not landed])\n"
-                "return landed",
+                "landed = self._landed(request, written)",
+                "landed = self._landed(request, written)\n"
+                "self._remove([self._key(one.new.file_path) for one in done if one.new and not landed])",
             ),
         ),
         "maintain",
@@ -698,6 +697,13 @@ CATALOG_BUGS = [
                 "if one is None",
             ),
         ),
+        "maintain",
+    ),
+    Bug(
+        "a compaction whose outcome is not known deletes its files",
+        "issue 25, cleanup after an error",
+        0,
+        (Change("TableMaintenance._replace", "if not may_be_published:", "if done:"),),
         "maintain",
     ),
     Bug(
