@@ -19,6 +19,7 @@ from limpet.catalog.iceberg.commits import NamedByCommit, checked, format_versio
 from limpet.catalog.iceberg.metadata import LIGHT_UPDATES, check_requirement, created, updated
 from limpet.catalog.iceberg.tables import DEFAULT_VERSION, document_of, whole
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.maintain.decide import GC_PROPERTY, owns_files
 from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import (
     CatalogState,
@@ -166,17 +167,20 @@ def apply(document: Document, commit: TableCommit, metadata_location: str, now_m
     if changed is None:
         return None
     new = document_of(changed)
-    _check_refs(document, new, commit)
+    _check_removal(document, new, commit)
     return new
 
 
-def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
-    """Check that no branch or tag goes with its snapshot, unless the commit removes it by its name.
+def _check_removal(old: Document, new: Document, commit: TableCommit) -> None:
+    """Check that snapshots may be removed: that others do not need the table's files, and that no branch or tag goes
+    with its snapshot, unless the commit removes it by its name.
 
-    It may have been created after the client of an expiry looked at the table.   Raises: CommitFailed.
+    Both may have changed after the client of an expiry looked at the table.   Raises: CommitFailed.
     """
     if not any(update["action"] == "remove-snapshots" for update in commit.updates):
         return
+    if not owns_files(whole(old)["properties"]):
+        raise CommitFailed(f"Cannot remove snapshots: {GC_PROPERTY} is false, others may need the files of the table")
     removed = {update["ref-name"] for update in commit.updates if update["action"] == "remove-snapshot-ref"}
     before, after = whole(old)["refs"], whole(new)["refs"]
     for name in before:

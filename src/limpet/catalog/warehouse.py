@@ -26,7 +26,7 @@ import msgspec
 from limpet import records
 from limpet.catalog.state import Namespace, slug
 from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
-from limpet.keys import Key, check, disk_name
+from limpet.keys import Key, check, check_path, disk_name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Stat, Store
 from limpet.store.directory.files import failure
@@ -45,6 +45,7 @@ VALUE_CHARACTERS_MAX = 1 << 20
 PROPERTIES_MAX = 10_000
 
 _ODD = re.compile(r"[%?#\\*\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_ODD_IN_DATA = re.compile(_ODD.pattern.replace("%", ""))
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 _DIGEST = re.compile(r"\d{5,}-([0-9a-f]{64})\.metadata\.json")
 _ONE_SLASH = re.compile("file:/(?!/)")
@@ -198,16 +199,27 @@ class Warehouse:
 
     def path_of(self, url: object, what: str) -> str:
         """The path below the warehouse of what a client names; `what` is for errors.   Raises: Invalid."""
+        return self._path(url, what, _ODD, check)
+
+    def data_path(self, url: object, what: str = "file") -> str:
+        """The path below the warehouse of a file that a manifest names, for `data`.
+
+        Engines write the values of a partition into the path, and encode them first (`city=S%C3%A3o`): a `%` is a
+        character of the name, for them and here, and nothing is decoded.   Raises: Invalid, as `path_of`.
+        """
+        return self._path(url, what, _ODD_IN_DATA, check_path)
+
+    def _path(self, url: object, what: str, odd: re.Pattern[str], check_key: Callable[[str], object]) -> str:
         if not isinstance(url, str):
             raise Invalid(f"the {what} must be a string")
         whole = self.canonical(url).rstrip("/")
         path = whole.removeprefix(f"{self.url}/")
         if path == whole or not path:
             raise Invalid(f"the {what} {_cut(url)} is not inside the warehouse", hint=f"it begins with {self.url}/")
-        if _ODD.search(path):
+        if odd.search(path):
             raise Invalid(f"the {what} {url!r} has characters that programs read in different ways")
         try:
-            check(f"{WAREHOUSE}/{path}")
+            check_key(f"{WAREHOUSE}/{path}")
         except Invalid as error:
             raise Invalid(f"the {what} {url!r} cannot be used: {error}") from None
         return path
