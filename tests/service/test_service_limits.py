@@ -25,7 +25,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Served:
-    """A server that takes few connections. `bodies` are those that its handler has seen; it answers if `gate` is set."""
+    """Takes few connections. `bodies` are those that its handler has seen; it answers once `gate` is set."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

@@ -1117,6 +1117,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_ended = True
         if self._is_busy() and not self.cycle.more_body:
             self.cycle.keep_alive = False
+            self.cycle.default_headers = [*self.cycle.default_headers, _CLOSE]
             self._clear_deadline()
             if self._connection is not None and self._connection.is_stranger:
                 self._set_deadline(HEAD_S)

@@ -393,7 +393,7 @@ def health_routes(facts: Facts, is_ending: Callable[[], bool], runtime: Runtime)
 
 def _ready(facts: Facts) -> Response:
     try:
-        return json_response({"status": "ready", **facts()})
+        return json_response({"status": "ready", "limpet": limpet.__version__, **facts()})
     except LimpetError as error:
         return _not_ready(str(error), error.hint)
 
