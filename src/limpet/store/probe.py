@@ -10,7 +10,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from limpet import __version__
 from limpet.errors import Conflict, OutcomeUnknown, Unsupported
 from limpet.keys import Key, probe_key
 from limpet.records import Name
@@ -51,8 +50,10 @@ def probe_conditions(store: Store, *, runtime: Runtime | None = None) -> Finding
         style = _conditions(store, key, first)
     finally:
         store.delete(key)
+    from importlib.metadata import version as installed  # slow to import, and needed once in a bucket's life
+
     at = runtime.wall().isoformat(timespec="seconds")
-    return Findings(conditional=True, etag_style=style, at=at, by=f"limpet {__version__}")
+    return Findings(conditional=True, etag_style=style, at=at, by=f"limpet {installed('limpet')}")
 
 
 def use_etag_style(store: Store, style: EtagStyle) -> bool:
