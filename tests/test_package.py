@@ -61,6 +61,14 @@ def test_the_page_states_the_dependencies() -> None:
         assert f"`{re.split('[<>=]', needed)[0]}`" in PAGE
 
 
+def test_the_extras_that_hints_and_pages_name_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    named = re.findall(r"limpet\[([\w,]+)\]", "".join(page.read_text() for page in pages))
+    extras = PROJECT["optional-dependencies"]
+    assert {"aws", "sqs", "sql", "catalog"} <= {extra for each in named for extra in each.split(",")} <= {*extras}
+    assert extras["sqs"] == ["limpet[aws]"], "the same: boto3"
+
+
 def _packages(python: Path) -> set[str]:
     listed = subprocess.run(
         [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
