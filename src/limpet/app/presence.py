@@ -168,6 +168,13 @@ class FleetWorkers:
     unreadable: dict[str, str]
     """The keys of presence objects that cannot be read, with the reason."""
     more: bool = False
+    unknown: int = 0
+    """Processes that are alive, or may be, whose queues are not known: a presence object that cannot be read."""
+
+    def may_work_on(self, queue: str) -> bool:
+        """Whether a living process names this queue, or may: those that were not read, or name only their first 200."""
+        named = any(queue in each.queues or len(each.queues) >= QUEUES_MAX for each in self.alive)
+        return named or self.more or bool(self.unknown)
 
     @property
     def alive(self) -> list[WorkerState]:
@@ -184,6 +191,8 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
     listed = [*islice(fleet.store.list(keys.WORKERS), limit + 1)]
     found: list[WorkerState] = []
     unreadable: dict[str, str] = {}
+    unknown = 0
+    modified = {stat.key: stat.modified for stat in listed}
     now = max([fleet.runtime.wall(), *(stat.modified for stat in listed)])
     for key, blob in fleet.store.get_many([stat.key for stat in listed[:limit]]).items():
         id_ = keys.worker_of(key)
@@ -195,11 +204,12 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
             record = records.decode(blob.data, WorkerPresence, what=key)
         except (Corrupt, Invalid, Unsupported) as error:
             unreadable[key] = str(error)
+            unknown += (now - modified[key]).total_seconds() <= GONE_S
             continue
         renewed_s = max(0.0, (now - blob.modified).total_seconds())
         found.append(_state(id_, record, renewed_s))
     found.sort(key=lambda each: (each.gone, each.host, each.pid, each.id))
-    return FleetWorkers(found, unreadable, more=len(listed) > limit)
+    return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown)
 
 
 def _state(id_: str, record: WorkerPresence, renewed_s: float) -> WorkerState:
