@@ -559,7 +559,7 @@ class FailedReceipts:
             receipt = receipts[name]
             verdicts[name] = "failed" if isinstance(receipt, LimpetError) else receipt.state if receipt else "gone"
         failed = [name for name in names if verdicts[name] == "failed"]
-        batches = {part[0] for name in failed if (part := batch_of(name)) and ended(name)}
+        batches = dict.fromkeys(part[0] for name in failed if (part := batch_of(name)) and ended(name))
         wholes = _receipts_at(storage, {entry: keys.completed_of(entry) for entry in batches})
         for name in failed:
             part = batch_of(name)
