@@ -248,7 +248,7 @@ def _run(
         finally:
             log.close()
     seconds = runtime.elapsed_s() - began_s
-    counts = pool.counts()
+    counts = log.totals(pool.counts())
     if json:
         facts = {
             name: getattr(counts, name) for name in ("done", "failed", "retried", "suspended", "lost", "handed_back")
@@ -377,7 +377,16 @@ class _RunCounts:
     done: int = 0
     failed: int = 0
     retried: int = 0
+    suspended: int = 0
+    lost: int = 0
+    handed_back: int = 0
     seconds: float = 0.0
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Count an event that ends a run; the runs of a durable task between its waits belong to its time."""
+        name = "retried" if event.kind == "retry" else event.kind
+        setattr(self, name, getattr(self, name) + event.tasks)
+        self.seconds += event.seconds or 0.0
 
 
 class ProgressTable:
@@ -402,11 +411,13 @@ class ProgressTable:
             return
         self._running.pop(event.worker, None)
         for counts, name in ((self._queues, event.queue), (self._workers, _process_of(event.worker))):
-            one = counts.setdefault(name, _RunCounts())
-            one.done += event.kind == "done"
-            one.failed += event.kind == "failed"
-            one.retried += event.kind == "retry"
-            one.seconds += event.seconds or 0.0  # the runs of a durable task between its waits belong to its time
+            counts.setdefault(name, _RunCounts()).hear(event)
+
+    def totals(self, counts: TaskCounts) -> TaskCounts:
+        """The counts that processes reported, as this table has them: those reports come later than the events."""
+        names = ("done", "failed", "retried", "suspended", "lost", "handed_back")
+        summed = {name: sum(getattr(one, name) for one in self._queues.values()) for name in names}
+        return msgspec.structs.replace(counts, **summed, in_flight=len(self._running))
 
     def rendered(self, summary: str) -> Group:
         """The summary, the queues and the worker processes: those that run the most tasks, as far as there is room.
@@ -475,10 +486,15 @@ class Log:
             self.live = Live(console=self._console, auto_refresh=False, transient=True)
             self.live.start()
 
+    def totals(self, counts: TaskCounts) -> TaskCounts:
+        """The counts to show: those of the table, where it is shown."""
+        return self._table.totals(counts) if self.live is not None else counts
+
     def hear(self, message: Message, counts: TaskCounts) -> None:
         """Print an event or log record; update the progress line, if it is wanted and due."""
         if self.live is not None and isinstance(message, WorkerEvent):
             self._table.hear(message)
+        counts = self.totals(counts)
         if isinstance(message, WorkerEvent) and message.kind in ROUTINE and not self._routine:
             pass
         elif isinstance(message, (WorkerEvent, LogLine)) and self._as_json:

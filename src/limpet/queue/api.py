@@ -244,6 +244,8 @@ class Stats:
     """None where the provider keeps no count (SQS)."""
     done: int | None = 0
     """None where the provider keeps no count (SQS)."""
+    cancelled: int | None = 0
+    """Tasks that were cancelled; they are not among `failed`. None where the provider keeps no count (SQS)."""
 
 
 class Task(Protocol):

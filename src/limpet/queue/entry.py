@@ -185,6 +185,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: Text
     count: TaskCount = 1
     attempts: Count = 0
+    """Of a batch: the most that one of its tasks took."""
+    tried: Annotated[dict[TaskNumber, Count], ByTask] = msgspec.field(default_factory=dict)
+    """The attempts of the tasks of a batch that took more than one. Limpet 0.1 did not write them."""
     token: Count = 0
     worker_id: Name = ""
     label: Name = ""
