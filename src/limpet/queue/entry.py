@@ -50,6 +50,7 @@ ENTRY_BYTES_MAX = 8 * 1024 * 1024
 DELAY_MAX_S = 366 * 86400.0
 ERROR_CHARS_MAX = 2_000
 NOTHING = msgspec.Raw(b"null")
+OWN_FIELDS = frozenset(("schema", "write_id"))
 
 TOKEN_MAX = 1 << 50
 ATTEMPTS_KEPT = 3
@@ -382,9 +383,29 @@ def result_bytes(result: Any) -> bytes:
     return data
 
 
+class ForeignTask(Unsupported):
+    """A task that another program wrote: it is left alone until it is adopted."""
+
+    default_hint = "stop that program, then `limpet queue adopt` takes its tasks over"
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether the bytes are a JSON object of another program: not empty, and without the fields that all ours have."""
+    try:
+        value = records.parse_json(data, what="it")
+    except Invalid:
+        return False
+    return isinstance(value, dict) and bool(value) and not value.keys() & OWN_FIELDS
+
+
 def read_task(data: bytes, *, what: str) -> TaskRecord:
-    """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
-    record = records.decode(data, TaskRecord, what=what)
+    """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote; ForeignTask."""
+    try:
+        record = records.decode(data, TaskRecord, what=what)
+    except Corrupt:
+        if is_foreign(data):
+            raise ForeignTask(f"{what} is a task of another program") from None
+        raise
     _check_schema(record.schema, what)
     if hashlib.sha256(record.payload).hexdigest() != record.sha256:
         raise Corrupt(f"{what} does not match its digest")
@@ -597,6 +618,15 @@ class Storage:
         if callable(self._epoch):
             self._epoch = self._epoch()
         return self._epoch
+
+    def note_foreign(self) -> None:
+        """Tell the worker that tasks of another program lie in the folder of this queue."""
+        name, pending = self.keys.name, self.keys.pending
+        self.notices.warn(
+            "",
+            f"{pending} has tasks of another program, which are left alone; stop that program, then "
+            f"`limpet queue adopt {name} --quiesced` takes them over",
+        )
 
     def check_steps(self) -> None:
         """Raises: Unsupported, if entries are exchanged with other nodes: steps and signals are not."""
