@@ -47,6 +47,11 @@ def duration_s(text: str) -> float:
     return int(found[1]) * _SECONDS[found[2]]
 
 
+def kept_s(text: str) -> float:
+    """How long something is kept: a duration, or `forever`."""
+    return float("inf") if text == "forever" else duration_s(text)
+
+
 SinceOption = Annotated[
     float | None,
     typer.Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),

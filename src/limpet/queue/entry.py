@@ -35,7 +35,7 @@ from limpet.lease import LeaseRecord
 from limpet.queue.api import Notice, Outcome
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
-from limpet.records import Count, Digest, Instant, Name, Positive, Text
+from limpet.records import Count, Digest, Instant, Name, Positive, Seconds, Text
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.tracing import TraceOrUnset
@@ -308,6 +308,8 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: Name
     begun_at: Instant
     retained_at: Instant
+    retention_s: Seconds | msgspec.UnsetType | None = msgspec.UNSET
+    """For how long receipts are kept by the process that took the turn; None: for ever. Limpet 0.1 did not write it."""
 
 
 def new_task(
@@ -487,6 +489,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 STEP_CODEC = struct_codec(StepRecord)
 SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
+SWEEP_CODEC = struct_codec(SweepRecord)
 SHAPE_CODEC = struct_codec(PushShape)
 
 
@@ -768,6 +771,10 @@ class Storage:
                 return seen.value
             case Replaced(_, now) | Lost(now) | Unclear(now):
                 return now.value
+
+    def sweeps(self) -> Cell[SweepRecord]:
+        """When the queue was last swept, and for how long receipts were kept then."""
+        return Cell(self.store, self.keys.sweep, SWEEP_CODEC, self.runtime)
 
     def paused(self) -> bool:
         """Whether an operator has paused the queue.   Raises: Corrupt; Unsupported.   Cost: 1 GET."""
