@@ -19,7 +19,7 @@ import typer
 
 from limpet import records
 from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
-from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed
+from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed, kept_s
 from limpet.errors import Unavailable
 from limpet.records import printable
 from limpet.runtime import Runtime
@@ -562,6 +562,16 @@ PulledOption = Annotated[
     list[str] | None,
     typer.Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
 ]
+ReceiptsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--receipts",
+        metavar="AGE",
+        parser=kept_s,
+        show_default="30d",
+        help="How long the supervisor keeps receipts when it sweeps: a time like 60d, or forever. As the workers do.",
+    ),
+]
 OnceOption = Annotated[bool, typer.Option("--once", help="One cycle in both directions, then exit.")]
 
 
@@ -572,6 +582,7 @@ def supervise(
     down: DownOption = 3600.0,
     node: NodeOption = None,
     queue: PulledOption = None,
+    receipts: ReceiptsOption = None,
     once: OnceOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -593,6 +604,7 @@ def supervise(
       wrong usage; 70 the machine slept and another supervisor took over; 75 another supervisor works on the directory.
     """
     from limpet.app.fleet import open_node, open_shared
+    from limpet.queue import Policy
     from limpet.queue.sync import Cycle, Supervisor
     from limpet.runtime import system
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
@@ -609,7 +621,10 @@ def supervise(
         there = open_shared(remote, stop, write, once=once)
         if there is None:
             return
-        supervisor = Supervisor(here.store, there.store, runtime, node=node, queues=queue, up_s=up, down_s=down)
+        policy = Policy() if receipts is None else Policy(retention_s=receipts)
+        supervisor = Supervisor(
+            here.store, there.store, runtime, node=node, queues=queue, up_s=up, down_s=down, policy=policy
+        )
         stop.on_usr1 = supervisor.ask
         if once:
             supervisor.once(write)

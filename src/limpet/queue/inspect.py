@@ -1133,7 +1133,7 @@ class Inspection:
     def describe(self, id_: str) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task;
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
         for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
         result = self.result(id_)
@@ -1141,9 +1141,17 @@ class Inspection:
         if result.id != id_:
             facts["asked_for"] = id_
         if result.ready:
-            return {**facts, **self._ended_facts(result), **_error_facts(result.errors)}
+            return {**facts, **self._ended_facts(result), **self._kept_facts(), **_error_facts(result.errors)}
         waiting = self.waiting_facts(result.id) or self._scheduled_facts(result.id)
         return waiting and {**facts, **waiting, **_error_facts(self.errors(result.id))}
+
+    def _kept_facts(self) -> dict[str, Any]:
+        """For how long receipts are kept, as of the last sweep; None if for ever. Nothing if that is not known."""
+        with suppress(Corrupt, Denied, Unsupported):
+            seen = self._storage.sweeps().read()
+            if seen is not None and seen.value.retention_s is not msgspec.UNSET:
+                return {"receipts_kept_s": seen.value.retention_s}
+        return {}
 
     def _ended_facts(self, result: Result) -> dict[str, Any]:
         name = entry_of(result.id)

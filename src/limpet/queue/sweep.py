@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 
-from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Unsupported
 from limpet.keys import (
     LEASE,
@@ -60,7 +59,7 @@ class Sweeper:
 
     def take_turn(self) -> None:
         """Sweep unless some process did so within the last hour.   Cost: 1 GET; for its turn 1 PUT + the sweep."""
-        cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
+        cell = self._storage.sweeps()
         try:
             seen = cell.read()
         except Corrupt:
@@ -73,7 +72,12 @@ class Sweeper:
             return
         retained_at = seen.value.retained_at if seen else now
         retain = seen is not None and now - retained_at > timedelta(seconds=RETAIN_EVERY_S)
-        turn = SweepRecord(worker_id=self._runtime.owner, begun_at=now, retained_at=now if retain else retained_at)
+        turn = SweepRecord(
+            worker_id=self._runtime.owner,
+            begun_at=now,
+            retained_at=now if retain else retained_at,
+            retention_s=self._policy.kept_s,
+        )
         try:
             if seen is None:
                 cell.create(turn)
@@ -108,11 +112,13 @@ class Sweeper:
 
     def retain(self) -> int:
         """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`, then the steps of
-        failed tasks that can no longer be retried: their ids may be used again.
+        failed tasks that can no longer be retried: their ids may be used again. Nothing goes if they are kept for ever.
 
         Cost: 1 LIST per 1,000 of them; if receipts of failed tasks went, that of a sweep for recorded steps.
         """
-        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
+        if self._policy.kept_s is None:
+            return 0
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
         gone, failures = 0, False
         for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
             for chunk in _chunks(self._store.list(prefix)):
