@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.writer import Stamps
     from limpet.publish import Published
-    from limpet.queue.sync import ClientLog, Outbox, SyncEvent
+    from limpet.queue.sync import ClientLog, Home, Outbox, SyncEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -421,21 +421,27 @@ def open_node(local: Path, remote: str) -> Fleet:
     return fleet
 
 
-def open_shared(remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool) -> Fleet | None:
+def open_shared(
+    remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool, create: bool
+) -> Fleet | None:
     """The fleet that nodes share, marked as one: processes that open it from now on journal what they do in its queues.
 
     While it cannot be reached, this is reported once and tried again; None if `stop` is raised. With `once` it is an
-    error. Raises: Invalid for the directory of one node.   Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
+    error. Raises: Missing if there is no fleet, unless `create`; Invalid for the directory of one node.
+    Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
     """
     from limpet.queue.sync import Disconnected, Reconnected
 
     began_s, failures = system().elapsed_s(), 0
     while not stop.is_set():
         try:
-            fleet = open(remote)
+            fleet = open(remote, create=create).check()
             if NODE in fleet.record.features:
                 raise Invalid(f"{remote} is the directory of one node", hint="--remote is what all nodes share")
             fleet.enable(SUPERVISED)
+        except Missing as error:
+            error.hint = "check --remote; with --create a new fleet is set up there"
+            raise
         except (Unavailable, OutcomeUnknown) as error:
             if once:
                 raise
@@ -448,6 +454,17 @@ def open_shared(remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], 
             on_event(Reconnected(system().elapsed_s() - began_s))
         return fleet
     return None
+
+
+def home_of(shared: Fleet) -> Home:
+    """Which fleet is at that URL now.   Raises: Missing; Unsupported while it is being restored.   Cost: 1 GET."""
+    from limpet.queue.sync import Home
+
+    seen = record_cell(shared.store, shared.runtime).read()
+    if seen is None:
+        raise Missing(f"there is no fleet at {shared.url}", hint="was it deleted, or is the URL another one?")
+    check_record(seen.value, where=shared.url)
+    return Home(seen.value.id or None, seen.value.epoch or 0)
 
 
 def _budget() -> int | None:
