@@ -36,6 +36,7 @@ WORKERS = "workers"
 CELLS = "cells"
 BACKUP = Key("backup.json")
 BACKUPS = "backup"
+BACKUP_LOCK = Key("backup/run.lock")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
@@ -254,7 +255,12 @@ def worker_of(key: str) -> str | None:
 
 def backup_list_key(run: str, number: int) -> Key:
     """A list of objects that one run of `limpet backup` copied. Keys sort by run and number."""
-    return Key(f"{BACKUPS}/{segment(run)}/{number:06d}.jsonl")
+    return Key(f"{backup_lists(run)}/{number:06d}.jsonl")
+
+
+def backup_lists(run: str) -> str:
+    """Folder of the lists of one run of `limpet backup`."""
+    return f"{BACKUPS}/{segment(run)}"
 
 
 # ---- queues ----
