@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -903,14 +903,7 @@ class BucketQueue(AsyncQueue):
 
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
-        bell = self.storage.bell
-        if bell is None:
-            return True
-        at_s = self._runtime.elapsed_s()
-        wanted = bell.worth_a_list()
-        if wanted:
-            bell.listed(at_s)
-        return wanted
+        return self.storage.bell is None or self.storage.bell.worth_a_list()
 
     def _expect(self, at: datetime, now: datetime) -> None:
         """An idle worker should look again at that time of the store's clock."""
@@ -935,7 +928,17 @@ class BucketQueue(AsyncQueue):
             self.storage.closer.drop_tasks()
 
     def _try_claim(self) -> EntryClaim | None:
-        """Claim the first candidate that can be claimed, from the page in hand or a new one."""
+        """Claim the first candidate that can be claimed, from the page in hand or a new one.
+
+        A look that failed has not answered a ring: the next ones list, until one has succeeded.
+        """
+        try:
+            return self._look()
+        except LimpetError:
+            self._note_find()
+            raise
+
+    def _look(self) -> EntryClaim | None:
         if self._due_s <= self._runtime.elapsed_s():
             self._due_s = float("inf")
         if self._runtime.elapsed_s() >= self._sweeper.due_s:
@@ -947,7 +950,8 @@ class BucketQueue(AsyncQueue):
         for turn in range(TURNS_CROWDED_MAX):
             if claim is not None or turn >= self.discovery.turns_max() or not self._worth_a_list():
                 break
-            page = self.discovery.list_page(pages)
+            with self._listing():
+                page = self.discovery.list_page(pages)
             listed = listed or page is not None
             if page is not None and page.scheduled:
                 now = self.storage.exact_now()
@@ -978,6 +982,9 @@ class BucketQueue(AsyncQueue):
             self._next_page.empty(self._runtime.elapsed_s(), 1.0)
             self.storage.bell.expect(self._next_page.due_s)
         return claim
+
+    def _listing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.storage.bell is None else self.storage.bell.listing()
 
     def _note_find(self) -> None:
         """There is work: list without asking the bell for a while."""
@@ -1068,6 +1075,7 @@ class BucketQueue(AsyncQueue):
             why = str(error)
         except OutcomeUnknown as error:
             if not isinstance(error.__cause__, Corrupt):
+                self._note_find()
                 return None  # if the claim took effect after all, it expires
             why = str(error.__cause__)  # what has the lease's name cannot be listed: a pipe, on a directory
         except Unsupported:
