@@ -58,7 +58,7 @@ from limpet.queue.api import (
 )
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
-from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, waits_left
+from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
 from limpet.queue.durable import WaitingStep, look_again_s, looks
 from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
@@ -286,6 +286,9 @@ class Discovery:
     def _show(self, page: CandidatePage, *, young: int = YOUNG_READS_MAX) -> CandidatePage:
         """Make a page the page in hand, without what cannot be claimed. `young`: how many young leases may be read."""
         ended = self._storage.closer.entries() if self._storage.closer is not None else ()
+        for candidate in page.candidates:
+            if candidate.lease is not None:
+                self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
         with self._mutex:
             self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
             others = {*self._tried, *ended}
@@ -301,9 +304,6 @@ class Discovery:
             self._page = page
             self.pages += 1
             self.stale = False
-        for candidate in page.candidates:
-            if candidate.lease is not None:
-                self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
         return page
 
     def _wants_newest(self) -> bool:
@@ -602,7 +602,7 @@ class BucketQueue(AsyncQueue):
         self._runtime = runtime
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
-        self._watch = watch or VersionWatch(runtime)
+        self._watch = self.storage.watch = watch or self.storage.watch
         self._poll = PollBackoff()
         self._next_page = PollBackoff()
         self._token: str | None = None
@@ -1113,12 +1113,13 @@ class BucketQueue(AsyncQueue):
         def classify(now: datetime) -> Ready:
             return claimable(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=self._runtime.wall())
 
-        ready = classify(self._store.now())
+        now = self._now_for(candidate, modified)
+        ready = classify(now)
         if not ready.take and record.state is State.FREE:
             # The lower bound of the clock may lie far behind, and the wait be long over.
-            ready = classify(self.storage.exact_now())
+            now = self._now_for(candidate, modified, exact=True)
+            ready = classify(now)
         if not ready.take and ready.at is not None:
-            now = self._store.now()
             self._expect(ready.at, now)
             if record.state is State.FREE:
                 due_s = self._runtime.elapsed_s() + (ready.at - now).total_seconds()
@@ -1129,13 +1130,21 @@ class BucketQueue(AsyncQueue):
             return None
         return seen if ready.take else None
 
+    def _now_for(self, candidate: Candidate, modified: datetime, *, exact: bool = False) -> datetime:
+        """The store's clock, as far as it says how old the candidate's lease is, which was `modified` then."""
+        lease, watch = candidate.lease, self._watch
+        assert lease is not None
+        now = self.storage.exact_now() if exact else self._store.now()
+        unchanged_s, ours = watch.unchanged_s(lease.key, lease.version), watch.ours(lease.key, lease.version)
+        return now_for(now, modified=modified, unchanged_s=unchanged_s, ours=ours)
+
     def _can_go_on(self, seen: Versioned[EntryLease], candidate: Candidate, modified: datetime) -> bool:
         """Whether a task of a suspended entry may have what it waits for. If not, it is looked at again later.
 
         Cost: mostly 1 HEAD.
         """
         timed = any(each.due_s is not None for each in seen.value.suspended.values())
-        now = self.storage.exact_now() if timed else self._store.now()
+        now = self._now_for(candidate, modified, exact=timed)
         now = max(now, modified + timedelta(seconds=seen.value.wait_s))  # so much is known
         at_s = self._runtime.elapsed_s()
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
@@ -1173,9 +1182,9 @@ class BucketQueue(AsyncQueue):
         waits: dict[int, float] = {}
         since_s = 0.0
         if seen is not None and seen.modified is not None:
-            now = self._store.now()
+            now = self._now_for(candidate, seen.modified)
             if waits_left(seen.value, modified=seen.modified, now=now):
-                now = self.storage.exact_now()
+                now = self._now_for(candidate, seen.modified, exact=True)
             waits = waits_left(seen.value, modified=seen.modified, now=now)
             since_s = max(0.0, (now - seen.modified).total_seconds())
         record = claimed(
