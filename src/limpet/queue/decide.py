@@ -75,6 +75,16 @@ class Progress:
     """Tasks that have recorded steps."""
 
 
+def now_for(now: datetime, *, modified: datetime, unchanged_s: float, ours: bool) -> datetime:
+    """The store's clock, as far as it says how old a record is that was `modified` then.
+
+    This process has seen the record for `unchanged_s`: a clock that was set back makes it no younger. If the record is
+    `ours`, written by this process, it is exactly so old: a clock that was set back before makes it no older.
+    """
+    watched = modified + timedelta(seconds=unchanged_s)
+    return watched if ours else max(now, watched)
+
+
 def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
     """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24)."""
     if record.state is State.CANCELLED:

@@ -31,7 +31,7 @@ from limpet.keys import (
     name_of_receipt,
     parts_of_step,
 )
-from limpet.lease import LeaseRecord
+from limpet.lease import LeaseRecord, VersionWatch
 from limpet.queue.api import Notice, Outcome
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
@@ -606,6 +606,8 @@ class Storage:
         self._journal = journal
         self._epoch = epoch
         self.notices = Notices(runtime)
+        self.watch = VersionWatch(runtime)
+        """For how long this process has seen each lease."""
         self._exact_at_s: float | None = None
         self.closer = Closer(store, keys, runtime) if store.far else None
         self.bell = Bell(store, keys.bell, runtime) if store.far else None
