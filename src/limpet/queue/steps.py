@@ -31,6 +31,7 @@ from limpet.queue.durable import (
     agreed,
     has_ended,
     is_other,
+    left_before,
     left_s,
     mismatch,
     pushed_name,
@@ -256,11 +257,11 @@ class TaskSteps:
         """How much of a time limit is left; None if there is none. It counts from its first record."""
         if timeout_s is None:
             return None
-        return self._left_s(self._timed(numbers[0], "timer", what, timeout_s))
+        return self._left_s(self._timed(numbers[0], "timer", what, timeout_s), numbers[-1])
 
     def sleep(self, number: int, seconds: float) -> None:
         """Return if the time is over.   Raises: Suspend."""
-        left = self._left_s(self._timed(number, "sleep", "", seconds))
+        left = self._left_s(self._timed(number, "sleep", "", seconds), number)
         if left > 0:
             wall = self.wall()
             reason = f"sleeping until {wall + timedelta(seconds=left):%Y-%m-%d %H:%M:%S} UTC"
@@ -271,8 +272,12 @@ class TaskSteps:
         found = self.recalled(number, kind, name)
         return found or self.record(number, kind, name, b"null", began_at=self.wall(), wait_s=wait_s)
 
-    def _left_s(self, step: Versioned[StepRecord]) -> float:
+    def _left_s(self, step: Versioned[StepRecord], number: int) -> float:
+        """How long a time that was recorded by `step` still lasts, for the step that waits, of that `number`."""
         storage = self._claim.storage
+        left = left_before(self._claim.suspended_before.get(self._n), number, self._claim.held_s)
+        if left is not None:
+            return left
         left = left_s(step, storage.store.now())
         return left if left <= 0 or step.modified is None else left_s(step, storage.exact_now())
 
