@@ -76,19 +76,20 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
 }
 
 
-def install_venv(extras: str) -> None:
-    """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
-    stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
+def install_venv(extras: str, venv: Path = VENV, base: str = sys.executable) -> None:
+    """Make `venv`, of the Python `base`, hold limpet, editable, with `extras`, at the versions of constraints.txt."""
+    python = venv / "bin" / "python"
+    stamp = venv / f".installed-{extras.strip('[]') or 'core'}"
     wanted = _digest()
     part_of_dev = extras in (EXTRAS["core"], EXTRAS["demo"], EXTRAS["docs"])
-    stamps = [stamp, VENV / ".installed-dev"] if part_of_dev else [stamp]
-    if any(_read(path) == wanted for path in stamps) and _works(PYTHON):
+    stamps = [stamp, venv / ".installed-dev"] if part_of_dev else [stamp]
+    if any(_read(path) == wanted for path in stamps) and _works(python):
         return
-    if not _works(PYTHON):
-        print(f"creating .venv with Python {sys.version.split()[0]}", flush=True)
-        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
-    print(f"installing limpet{extras} into .venv", flush=True)
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq", "--no-compile"]
+    if not _works(python):
+        print(f"creating {venv.name} with {base}", flush=True)
+        _run([base, "-m", "venv", "--clear", str(venv)])
+    print(f"installing limpet{extras} into {venv.name}", flush=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq", "--no-compile"]
     # The pip that comes with Python 3.11 takes three times as long to choose versions.
     _run([*pip, "-c", "constraints.txt", "--upgrade", "pip"])
     _run([*pip, "-c", "constraints.txt", "-e", f".{extras}"])
