@@ -40,8 +40,6 @@ EPILOG = lines(
 API_EPILOG = lines(
     "Example: two of them share a bucket; one leads, the other takes over when it ends",
     "$ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod",
-    "Example: with two compactors, either of which is enough",
-    "$ limpet serve api --compactor-url http://one:8182 --compactor-url http://two:8182 -u s3://acme/prod",
     *CODES,
 )
 COMPACTOR_EPILOG = lines(
@@ -206,7 +204,7 @@ def api(
             metavar="URL",
             envvar="LIMPET_COMPACTOR_URL",
             show_default=False,
-            help="Where `limpet serve compactor` listens; repeatable: the next one is asked when one is gone.",
+            help="Where `limpet serve compactor` listens. Repeatable: if one is gone, the next.",
         ),
     ],
     url: ServeUrlOption = DEFAULT_URL,
