@@ -270,6 +270,12 @@ def iam(
 SHOWN_MAX = 20
 
 
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place."),
+]
+
+
 def backup(
     source: Annotated[str, typer.Argument(metavar="FLEET_URL", help="The fleet; with --check, the backup.")],
     target: Annotated[
@@ -279,19 +285,21 @@ def backup(
         bool, typer.Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
     ] = True,
     check: Annotated[bool, typer.Option("--check", help="Copy nothing: compare a backup with its record.")] = False,
+    wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Copy a fleet to another URL. It may be running, and nothing is written to it.
 
     Everything that was acknowledged before the backup began is in the copy, or its outcome is. An interrupted run
-    continues when it is started again; a later run copies only what has changed.
+    continues when it is started again; a later run copies only what has changed. One run at a time writes to a place.
 
     Example: every night, to another bucket; only what changed is copied again
     $ limpet backup s3://acme/prod s3://acme-backup/prod
     Example: read the whole backup, and compare it with what was recorded
     $ limpet backup --check s3://acme-backup/prod
     Exit codes: 0 finished, or the backup is whole; 1 no fleet there, objects had to be left out, the backup is not
-      whole, or the store refused; 2 wrong usage, or the place holds something else; 130 interrupted: run it again.
+      whole, or the store refused; 2 wrong usage, or the place holds something else; 70 it was paused, and another run
+      took over; 75 another run to the same place has not ended; 130 interrupted: run it again.
     """
     from limpet.app.backup import backup as copy
     from limpet.app.backup import check_backup, store_to_copy
@@ -306,7 +314,7 @@ def backup(
         return
     if target is None:
         raise Invalid("name two URLs: the fleet and the place for the copy", hint=f"limpet backup {source} BACKUP_URL")
-    report = _copied(partial(copy, data=data), source, target, json=json)
+    report = _copied(partial(copy, data=data, wait_s=wait), source, target, json=json)
     _print_copied(report, f"backed up {source} to {target}", json=json)
 
 
@@ -316,21 +324,33 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Take a backup that is unfinished or damaged as it is.")
     ] = False,
+    keep_id: Annotated[
+        bool, typer.Option("--keep-id", help="It goes on as the fleet that was backed up, which is gone.")
+    ] = False,
+    wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Restore a backup as a fleet, in an empty place. It cannot be opened before the restore is complete.
 
     Locks that were held become free when their time is over. Do not let the old fleet and this one run at once.
 
+    At the URL that was backed up it is the same fleet for nodes and backups, with a new epoch: nodes send again what
+    they have. Elsewhere it is a fleet of its own, unless --keep-id says that the old one is gone.
+
     Example:
     $ limpet restore s3://acme-backup/prod s3://acme/prod
+    Example: the old bucket is lost; nodes are then started with the new one as --remote
+    $ limpet restore --keep-id s3://acme-backup/prod s3://acme-eu/prod
     Exit codes: 0 restored; 1 no backup there, or objects of it are damaged; 2 wrong usage, the place is not empty, or
-      the backup is not finished; 130 interrupted: run it again.
+      the backup is not finished; 70, 75 as for backup; 130 interrupted: run it again.
     """
     from limpet.app.backup import restore as copy
 
-    report = _copied(partial(copy, force=force), source, target, json=json)
-    _print_copied(report, f"restored {source} to {target}", json=json)
+    report = _copied(partial(copy, force=force, keep_id=keep_id, wait_s=wait), source, target, json=json)
+    _print_copied(report, f"restored {source} to {target}, fleet {report.fleet}", json=json)
+    if not json:
+        for entry in report.unknown[:SHOWN_MAX]:
+            say(f"lost: {entry}: a durable task has pushed it, and it is not in the backup")
 
 
 def _copied(copy: Callable[..., BackupReport], source: str, target: str, *, json: bool) -> BackupReport:
@@ -378,11 +398,12 @@ def _print_check(found: CheckReport, url: str, *, json: bool) -> None:
     if json:
         print_json({"ok": found.ok, **asdict(found)})
     else:
-        keys = {"missing": found.missing, "changed": found.changed, "strange": found.strange}
+        keys = {"missing": found.missing, "changed": found.changed, "strange": found.strange, "lost": found.lost}
         for title, some in keys.items():
             for key in some[:SHOWN_MAX]:
                 say(f"{title}: {key}")
-        state = "whole" if found.ok else "not finished" if not found.finished else "damaged"
+        damage = "damaged" if found.missing or found.changed else "without tasks that durable tasks have pushed"
+        state = "whole" if found.ok else "not finished" if not found.finished else damage
         say(f"the backup at {url} is {state}: {many(found.objects, 'object')}, {size_text(found.bytes)}")
     if not found.ok:
         raise typer.Exit(EXIT_FAILED)

@@ -38,7 +38,7 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import Key, check, check_prefix
+from limpet.keys import Key, check, check_path, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store import s3_list
@@ -148,7 +148,7 @@ class CloudStore(Store):
     ) -> Blob:
         """Cost: 1 HEAD more for a failed `if_match` elsewhere than on S3, and for any `if_none_match` on Google
         Cloud."""
-        check(key)
+        check_path(key)
         options: dict[str, Any] = {}
         if range is not None:
             if not 0 <= range[0] < range[1]:
@@ -181,7 +181,7 @@ class CloudStore(Store):
         return Blob(data, stat.version, stat.modified, stat.size)
 
     def head(self, key: Key) -> Stat:
-        check(key)
+        check_path(key)
         return self._read(f"head {key}", lambda: self._stat(obstore.head(self._reads, key)))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
@@ -212,7 +212,7 @@ class CloudStore(Store):
                 return "overwrite"
 
     def delete(self, key: Key) -> None:
-        check(key)
+        check_path(key)
         _refuse_fork()
         try:
             obstore.delete(self._reads, key)
