@@ -21,7 +21,7 @@ demo: have-python ## see a fleet of workers survive kill -9, on a local director
 test: have-python ## everything that must hold before a commit, with the time budget
 	@$(PYTHON) tools/budget.py test
 
-test-full: have-python ## `test` plus the tests marked full: more servers, more minutes
+test-full: have-python ## `test` plus the tests marked full, and many on other Pythons: more servers, more minutes
 	@$(PYTHON) tools/budget.py test-full
 
 near: have-python ## the tests nearest to FILE=src/limpet/...: its own, those that name it, and its planted bugs

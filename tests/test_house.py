@@ -77,6 +77,8 @@ def test_budget_covers_the_phases_in_order() -> None:
     phases = budget.plan("test")
     assert [phase.name for phase in phases] == [*budget.BUDGET_S]
     assert sum(phase.budget_s for phase in phases) == budget.TOTAL_S
+    full = [phase.name for phase in budget.plan("test-full")]
+    assert full == [*budget.BUDGET_S, "other Pythons", "mutants"]
     assert all("not full" in command for phase in phases if phase.pytest for command in phase.commands)
 
 
