@@ -315,9 +315,10 @@ class IndexPublisher(TableChange):
         try:
             location = writer.commit_table(self._namespace, self._name, request)
         except (Conflict, NoSuchTable):
-            location = self._landed(request, written)
-            if not location:
+            landed = self._landed(request, written)
+            if not landed:
                 return None
+            location = landed
         except (Invalid, Denied):
             self._remove(written)
             raise

@@ -438,7 +438,73 @@ CATALOG_BUGS = [
                 "if purge._results:\n    purge.result(next(iter(purge._results)))",
             ),
         ),
-        "catalog/test_catalog_tables.py::test_a_property_that_is_set_beside_a_purge_counts[directory]",
+        "maintain",
+    ),
+    Bug(
+        "a compaction keeps its file although rows were deleted meanwhile",
+        "issue 25, deletes beside a compaction",
+        0,
+        (Change("RewrittenGroup.still_holds", "return live == self.old", "return live.keys() == self.old.keys()"),),
+        "catalog/test_catalog_deletes.py::test_rows_that_are_deleted_beside_a_compaction_stay_deleted[2]",
+    ),
+    Bug(
+        "deletes that come beside a compaction are lost with its old files",
+        "issue 25, deletes beside a compaction",
+        0,
+        (Change("RewrittenGroup.still_holds", "return live == self.old", "return live.keys() == self.old.keys()"),),
+        "maintain",
+    ),
+    Bug(
+        "a deletion vector of the same commit does not apply",
+        "issue 25, deletes beside a compaction",
+        0,
+        (
+            Change(
+                "DeleteIndex.of",
+                "if vector is not None and added >= number:",
+                "if vector is not None and added > number:",
+            ),
+        ),
+        "catalog/test_catalog_deletes.py::test_deletes_apply_to_files_of_their_own_commit[3]",
+    ),
+    Bug(
+        "deletion vectors apply to older files only",
+        "issue 25, deletes beside a compaction",
+        0,
+        (
+            Change(
+                "DeleteIndex.of",
+                "if vector is not None and added >= number:",
+                "if vector is not None and added > number:",
+            ),
+        ),
+        "maintain",
+    ),
+    Bug(
+        "orphans are listed after the metadata was read",
+        "issue 25, maintenance",
+        0,
+        (
+            Change(
+                "TableMaintenance.remove_orphans",
+                "listed = self._listed(roots)\nloaded = self._load()",
+                "loaded = self._load()\nlisted = self._listed(roots)",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_an_old_file_that_a_commit_names_meanwhile_is_no_orphan",
+    ),
+    Bug(
+        "older metadata is not kept for readers",
+        "issue 25, maintenance",
+        0,
+        (
+            Change(
+                "TableMaintenance.remove_orphans",
+                "recent = [] if quiesced else recent_metadata(",
+                "recent = [] if history else recent_metadata(",
+            ),
+        ),
+        "catalog/test_catalog_maintain.py::test_files_of_snapshots_that_expired_lately_stay_for_their_readers",
     ),
     Bug(
         "snapshots of a table whose files others need are removed",
