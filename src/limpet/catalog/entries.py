@@ -12,8 +12,7 @@ from typing import Any
 
 from limpet import records
 from limpet.catalog.commit import METADATA_PATH, Needs, WorkedMetadata, check_size, moved, new_root, outside, with_files
-from limpet.catalog.iceberg import updates as iceberg
-from limpet.catalog.iceberg import views
+from limpet.catalog.iceberg import tables, views
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
 from limpet.catalog.maintain.decide import GC_PROPERTY, history_of
 from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
@@ -122,10 +121,10 @@ def draft_table(
     warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
 ) -> Draft:
     """The table of a create request; `known` has the folders of other tables.   Raises: Invalid."""
-    check_size([request.get(field) for field in iceberg.FORM_FIELDS], "the table")
+    check_size([request.get(field) for field in tables.NEW_FIELDS], "the table")
     places = warehouse.check_properties(property_texts(request.get("properties") or {}))
     root = new_root(warehouse, known, namespace, name, request.get("location"))
-    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
+    document = tables.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
     return _draft(warehouse, root, places, document)
 
 
@@ -152,12 +151,12 @@ def draft_registered(warehouse: Warehouse, metadata_location: object) -> Draft:
     that were not checked.
     """
     path, foreign = _foreign(warehouse, metadata_location)
-    table = iceberg.foreign_table(foreign)
-    for what, url in table.files:
+    table, files = tables.registered(foreign.json())
+    for what, url in files:
         warehouse.path_of(url, what)
-    places = warehouse.check_properties(table.properties)
-    root = warehouse.root_of(table.location)
-    document = table.document(warehouse.location(root))
+    places = warehouse.check_properties(table["properties"])
+    root = warehouse.root_of(table["location"])
+    document = tables.document_of({**table, "location": warehouse.location(root)})
     copy = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), path, document)
     return Draft(document, Entry(root, copy, outside(root, places.values())))
 

@@ -43,7 +43,7 @@ from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store import s3_list
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
-from limpet.store.credentials import Place, locate
+from limpet.store.credentials import Place, boto3_session, locate
 
 T = TypeVar("T")
 
@@ -505,12 +505,7 @@ def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int
 def _boto3(profile: str | None) -> dict[str, Any]:
     if profile is None:
         return {}
-    try:
-        session = import_module("boto3").Session(profile_name=profile)
-    except ModuleNotFoundError:
-        raise Unsupported(
-            f"the AWS profile {profile!r} has no static keys", hint="pip install boto3 for SSO and assumed roles"
-        ) from None
+    session = boto3_session(profile)
     return {"credential_provider": import_module("obstore.auth.boto3").Boto3CredentialProvider(session)}
 
 
