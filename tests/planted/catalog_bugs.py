@@ -524,7 +524,7 @@ CATALOG_BUGS = [
         "snapshots of a table whose files others need are removed",
         "issue 25, a check is part of its decision",
         0,
-        (Change("commit._check_removal", 'if not owns_files(old.json().get("properties") or {}):', "if False:"),),
+        (Change("commit._check_removal", 'if not owns_files(whole(old)["properties"]):', "if False:"),),
         "catalog/test_catalog_maintain.py::test_snapshots_of_a_table_whose_files_others_need_are_not_removed",
     ),
     Bug(
@@ -538,14 +538,14 @@ CATALOG_BUGS = [
         "a snapshot takes row ids that another one has",
         "issue 17, row lineage",
         0,
-        (Change("tables._after_rows", "if first < next_row_id:", "if first < 0:"),),
+        (Change("metadata._after_rows", "if first < next_row_id:", "if first < 0:"),),
         "catalog/test_catalog_v3.py::test_writers_at_once_never_share_row_ids",
     ),
     Bug(
         "row ids above a gap are assigned again",
         "issue 17, row lineage",
         0,
-        (Change("tables._after_rows", "return int(first + added)", "return next_row_id + int(added)"),),
+        (Change("metadata._after_rows", "return int(first + added)", "return next_row_id + int(added)"),),
         "catalog/test_catalog_v3.py::test_row_ids_are_assigned_once",
     ),
     Bug(

@@ -31,7 +31,7 @@ from pyiceberg.types import IntegerType, ListType, NestedField, StructType
 from limpet.catalog.iceberg.avro import Version, manifest_writer, write_manifest_list
 from limpet.catalog.iceberg.files import File, Output, Stamp
 from limpet.catalog.iceberg.rewrite import CurrentFiles
-from limpet.catalog.warehouse import MAIN
+from limpet.catalog.maintain.decide import MAIN
 from limpet.events.parquet import write_table
 
 _NONE: Mapping[int, Any] = {}

@@ -458,8 +458,9 @@ class MaintainActor(Actor):
             with suppress(*self.expected):
                 work()
 
-        rewrite = partial(self.table.compact, min_files=2)
-        self.runtime.fan_out(act, [rewrite, change_meanwhile] if self.chance() < 0.5 else [rewrite])
+        works: list[Callable[[], object]] = [partial(self.table.compact, min_files=2)]
+        works += [change_meanwhile] if self.chance() < 0.5 else []
+        self.runtime.fan_out(act, works)
 
     def tag(self) -> None:
         """Set a tag to some snapshot, or remove it."""
