@@ -359,12 +359,13 @@ class OverviewWatch:
 
     def _attended(self) -> Sequence[QueueSummary]:
         """The queues, with those marked that no worker works on; as they are while it is not known who works."""
-        known = self._overview.workers
-        return [each if known is None else attended(each, known) for each in self._overview.queues]
+        processes = self._overview.workers
+        queues = self._overview.queues
+        return queues if processes is None else [attended(counted, processes) for counted in queues]
 
     def _alerts(self) -> list[BrokenLimit]:
         limits = self._overview.limits
-        unattended = [wrong for each in self._overview.queues for wrong in broken_without_worker(each, limits)]
+        unattended = [wrong for counted in self._overview.queues for wrong in broken_without_worker(counted, limits)]
         return sorted([*self._broken, *unattended], key=lambda wrong: wrong.queue)
 
     def prefer(self, queue: str) -> None:
