@@ -16,6 +16,7 @@ from limpet.lease import LockState, lock_state
 from limpet.queue.entry import Storage
 from limpet.queue.inspect import (
     SOME,
+    FailedCount,
     FailedReceipts,
     Folder,
     QueueCount,
@@ -194,11 +195,12 @@ def broken_on_sqs(counted: QueueSummary, limits: Limits) -> Iterator[BrokenLimit
 
 
 def broken_in(
-    fleet: Fleet, found: QueueCount, limits: Limits, receipts: FailedReceipts | None = None
+    fleet: Fleet, found: QueueCount, limits: Limits, ended: FailedCount | None = None
 ) -> Iterator[BrokenLimit]:
     """The limits that a queue exceeds which was counted; without `no_worker_s`, see `broken_without_worker`.
 
-    Cost: if there are too many names in failed/ that of `FailedReceipts.count`, until too many tasks have failed.
+    `ended`: what the receipts in failed/ say, if they were read.
+    Cost: without it, if there are too many names in failed/, that of `FailedReceipts.count` until too many have failed.
     """
     bound: Bound = "at least" if "pending" in found.cut else "exact"
     if limits.age_s is not None and found.oldest is not None:
@@ -206,8 +208,9 @@ def broken_in(
         if age_s > limits.age_s:
             yield BrokenLimit(found.queue, "max-age", limits.age_s, round(age_s, 1), bound)
     if limits.failed is not None and sum(found.failed_tasks().values()) > limits.failed:
-        storage = Storage(fleet.store, found.keys, fleet.runtime)
-        ended = (receipts or FailedReceipts()).count(storage, found, enough=limits.failed)
+        if ended is None:
+            storage = Storage(fleet.store, found.keys, fleet.runtime)
+            ended = FailedReceipts().count(storage, found, enough=limits.failed)
         if ended.failed > limits.failed:
             exact = not ended.unread and "failed" not in found.cut
             yield BrokenLimit(found.queue, "max-failed", limits.failed, ended.failed, "exact" if exact else "at least")
