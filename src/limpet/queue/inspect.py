@@ -28,6 +28,7 @@ from limpet.keys import (
     LEASE,
     QUEUES,
     REMOTE,
+    RETRY_MARK,
     TASK,
     Key,
     QueueKeys,
@@ -232,14 +233,15 @@ class QueueCount:
     def failed_tasks(self) -> dict[str, int]:
         """The names in failed/ that were neither retried nor completed since (H4), and how many tasks each stands for.
 
-        The receipt of a whole batch stands for the tasks that have no receipt of their own.
+        The receipt of a whole batch stands for the tasks that have no receipt of their own. A name that a user gave may
+        have a retry of another life: only its receipt tells whether it was retried.
         """
         completed = self.completed_of_failed()
         own = Counter(part[0] for name in {*self.failed, *completed} if (part := batch_of(name)))
         tasks = {
             name: count_of(name) - own[name]
             for name in self.failed
-            if name not in self._retried and name not in completed
+            if name not in completed and not (name in self._retried and is_minted(name.partition(RETRY_MARK)[0]))
         }
         return {name: number for name, number in tasks.items() if number > 0}
 
