@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from limpet.app.health import lock_states, summaries
 from limpet.app.presence import workers
 from limpet.errors import Corrupt, Invalid, Missing, Unsupported
 from limpet.index.sql import CATALOG, Parameters, Rows, TablePlace, sql
-from limpet.keys import Key, QueueKeys
+from limpet.keys import QueueKeys
 from limpet.queue.entry import Storage
 from limpet.queue.inspect import ALL, SOME
 from limpet.queue.rows import columns_of, task_rows
@@ -311,21 +310,17 @@ class FleetTables:
         with catalog_extra():
             from limpet.catalog.iceberg.scan import TableReader
         what = f"{'.'.join(namespace)}.{name}"
+        loaded, read = catalog.open_table(namespace, name)
 
-        fetch = partial(self.fetch, catalog, what)
-        return _CatalogTable(TableReader(catalog.load_table(namespace, name).metadata, fetch, what))
+        def fetch(url: str, size_max: int) -> bytes:
+            try:
+                return read(url, size_max)
+            except Missing:
+                raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
+            except Invalid as error:
+                raise Corrupt(f"the table {what} cannot be read: {error}") from None
 
-    def fetch(self, catalog: Catalog, what: str, url: str, size_max: int) -> bytes:
-        """A file that the table `what` names.   Raises: Corrupt, also for one outside of the warehouse (F29)."""
-        from limpet.catalog.warehouse import WAREHOUSE
-
-        try:
-            key = Key(f"{WAREHOUSE}/{catalog.warehouse.file_of(url)}")
-            return self._fleet.store.get(key, size_max=size_max).data
-        except Missing:
-            raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
-        except Invalid as error:
-            raise Corrupt(f"the table {what} cannot be read: {error}") from None
+        return _CatalogTable(TableReader(loaded.metadata, fetch, what))
 
     def _identified(self, catalog: Catalog, place: TablePlace) -> tuple[Sequence[str], str]:
         known = {f"{'.'.join(namespace)}.{name}": (namespace, name) for namespace, name in catalog.at().tables}

@@ -62,6 +62,13 @@ NoWorkerOption = Annotated[
         help="How long a task may be due in a queue without a living worker; `off` allows it.",
     ),
 ]
+
+
+def kept_s(text: str) -> float:
+    """How long something is kept: a duration, or `forever`."""
+    return float("inf") if text == "forever" else duration_s(text)
+
+
 SinceOption = Annotated[
     float | None,
     typer.Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),

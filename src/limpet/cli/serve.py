@@ -40,6 +40,8 @@ EPILOG = lines(
 API_EPILOG = lines(
     "Example: two of them share a bucket; one leads, the other takes over when it ends",
     "$ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod",
+    "Example: with two compactors, either of which is enough",
+    "$ limpet serve api --compactor-url http://one:8182 --compactor-url http://two:8182 -u s3://acme/prod",
     *CODES,
 )
 COMPACTOR_EPILOG = lines(
@@ -197,14 +199,14 @@ def serve(
 @app.command(epilog=API_EPILOG)
 def api(
     context: typer.Context,
-    compactor_url: Annotated[
-        str,
+    compactor_urls: Annotated[
+        list[str],
         typer.Option(
             "--compactor-url",
             metavar="URL",
             envvar="LIMPET_COMPACTOR_URL",
             show_default=False,
-            help="Where `limpet serve compactor` listens.",
+            help="Where `limpet serve compactor` listens; repeatable: the next one is asked when one is gone.",
         ),
     ],
     url: ServeUrlOption = DEFAULT_URL,

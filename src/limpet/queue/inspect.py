@@ -43,6 +43,7 @@ from limpet.keys import (
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
+    retry_of,
 )
 from limpet.lease import State
 from limpet.lease.decide import is_live
@@ -957,11 +958,18 @@ class Inspection:
         return msgspec.structs.replace(receipt, **about, result=result, results={}, parts=[])
 
     def _large_result(self, result: msgspec.Raw, parts: Sequence[str], n: int) -> Reads[msgspec.Raw]:
-        """The result of task `n`: the one in hand, if there is one, else what a part object has."""
+        """The result of task `n`: the one in hand, if there is one, else what a part object has.
+
+        Raises: Corrupt if none that is there has it, and one is gone.
+        """
+        gone = ""
         for key in parts if bytes(result) == bytes(NOTHING) else ():
             part: Part | None = yield ResultRead("part", Key(key))
             if part is not None and n in part.results:
                 return part.results[n]
+            gone = gone or (key if part is None else "")
+        if gone:
+            raise Corrupt(f"{gone}, which may hold the result, is gone", hint="push the task again")
         return result
 
     def _whereabouts(self, id_: str) -> Reads[Outcome]:
@@ -1149,7 +1157,7 @@ class Inspection:
     def describe(self, id_: str) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task;
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
         for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
         result = self.result(id_)
@@ -1157,9 +1165,17 @@ class Inspection:
         if result.id != id_:
             facts["asked_for"] = id_
         if result.ready:
-            return {**facts, **self._ended_facts(result), **_error_facts(result.errors)}
+            return {**facts, **self._ended_facts(result), **self._kept_facts(), **_error_facts(result.errors)}
         waiting = self.waiting_facts(result.id) or self._scheduled_facts(result.id)
         return waiting and {**facts, **waiting, **_error_facts(self.errors(result.id))}
+
+    def _kept_facts(self) -> dict[str, Any]:
+        """For how long receipts are kept, as of the last sweep; None if for ever. Nothing if that is not known."""
+        with suppress(Corrupt, Denied, Unsupported):
+            seen = self._storage.sweeps().read()
+            if seen is not None and seen.value.retention_s is not msgspec.UNSET:
+                return {"receipts_kept_s": seen.value.retention_s}
+        return {}
 
     def _ended_facts(self, result: Result) -> dict[str, Any]:
         name = entry_of(result.id)
@@ -1257,7 +1273,8 @@ def _shown(data: bytes | msgspec.Raw) -> Any:
 
 def next_life(id_: str, retried_as: str) -> str:
     """The id under which a task was retried.   Raises: Corrupt for one that is not its next retry: it could loop."""
-    if life_before(entry_of(retried_as)) != entry_of(id_):
+    before, after = retry_of(entry_of(id_)) or (entry_of(id_), 0, ""), retry_of(entry_of(retried_as))
+    if after is None or (after[0], after[1]) != (before[0], before[1] + 1):
         raise Corrupt(f"the receipt of {id_!r} says that it was retried as {retried_as[:100]!r}, which is another task")
     return retried_as
 
