@@ -42,6 +42,7 @@ from limpet.worker.protocol import (
     ControlPipe,
     EventKind,
     LogLine,
+    ProcessPresence,
     SignalPipe,
     StartRefused,
     StoreRequests,
@@ -49,7 +50,6 @@ from limpet.worker.protocol import (
     WorkerEnded,
     WorkerEvent,
     WorkerOrder,
-    WorkerPresent,
     encode_line,
 )
 from limpet.worker.runner import Job, UserCall, current_task, one_line
@@ -194,7 +194,7 @@ class ChildProcess:
             queues=names,
             threads=order.threads,
             on_refused=refused,
-            on_written=lambda: self._send(WorkerPresent(owner=self._runtime.owner)),
+            on_written=lambda: self._send(ProcessPresence(owner=self._runtime.owner)),
             reaped=order.reaped,
         )
 
