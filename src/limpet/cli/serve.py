@@ -364,10 +364,9 @@ def ui(
     fleet_url = url_or_default(one_url(context, where, url))
     rules = {"age_s": max_age, "failed": max_failed, "pending": max_pending, "no_worker_s": no_worker}
     given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
-    announce = partial(_announce_ui, open_browser, read_only, json)
     serve_ui(
         fleet_url,
-        announce,
+        partial(_announce_ui, open_browser, read_only, json),
         host=host,
         port=port,
         token_file=token_file,
