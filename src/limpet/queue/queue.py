@@ -772,7 +772,8 @@ class BucketQueue(AsyncQueue):
         return f"{pending} {scheduled} {self._store.change_token(keys.root)} {due}"
 
     def stats(self) -> Stats:
-        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
+        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, 1 GET for each lease, and once 1 GET for each receipt in
+        failed/: only receipts tell failed tasks from cancelled ones."""
         self._drop_ended()
         return self.inspect.stats()
 
