@@ -8,6 +8,7 @@ from functools import partial
 
 from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Claim, Queue
+from limpet.queue.queue import pending_in
 from limpet.runtime import Runtime
 from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
 from limpet.worker.runner import Job, Permits, Rate, Runner, SharedClaim, WorkerReport
@@ -452,7 +453,7 @@ class Worker:
     def _anything_left(self, runner: Runner) -> bool:
         """Whether a task has not ended. A queue that cannot be read may have some."""
         try:
-            return any(each.queue.stats().pending for each in self._jobs)
+            return any(pending_in(each.queue) for each in self._jobs)
         except LimpetError as error:
             self._report.say("trouble", runner.name, note=_text(error))
             return True
