@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import limpet
@@ -574,3 +575,38 @@ def test_an_old_manifest_names_adopt_wherever_the_index_is_used() -> None:
     with pytest.raises(Corrupt) as error:
         fleet.index("domains").get("a.com")
     assert "`limpet index adopt domains --quiesced`" in error.value.hint
+
+
+def test_the_index_of_the_document_is_adopted_by_its_name_and_from_elsewhere(fleet: Fleet) -> None:
+    """Shards, an inbox, a lock, a manifest and a sidecar, as the documents describe them; then a second run adds."""
+    names = {"domain": "string", "company_name": "string", "scraper_version": "integer", "updated_at": "datetime"}
+    schema = {"fields": [{"name": name, "type": kind} for name, kind in names.items()]}
+    package = {"name": "domain-index", "resources": [{"name": "shards", "path": "shards/*.usv", "schema": schema}]}
+    for at in (KEYS.root, "elsewhere"):
+        for name, data in {
+            "datapackage.json": msgspec.json.encode(package),
+            "manifest.json": b'{"shards": {"5e": 1}}',
+            "shards/5e.usv": seeded("a.com", 1) + seeded(f"{at}.com"),
+            "shards/5e.lock": b'{"worker_id": "pi", "created_at": "x", "expires_at": "2026-01-01T00:05:00Z"}',
+            "a.com.usv": seeded("a.com", 2, "2026-02-01T00:00:00Z"),
+        }.items():
+            fleet.store.put(Key(f"{at}/{name}"), data)
+    report, in_place = adopt_files(fleet, "domains", None, None, "domain", quiesced=True)
+    assert (in_place, report.created, report.records, report.locks, report.moved) == (True, True, 3, 1, 4)
+    index: Index[Any] = fleet.index("domains")
+    source = StoreSource(fleet.store, "elsewhere", RECORD_FOLDERS)
+    first = index.adopt(source)
+    assert (first.records, first.locks, first.deleted, first.bad) == (3, 1, 0, [])
+    assert first.ignored_names == ["datapackage.json", "manifest.json"]
+    assert index.adopt(source, quiesced=True).deleted == 3
+    assert [stat.key for stat in fleet.store.list("elsewhere")] == [
+        "elsewhere/datapackage.json",
+        "elsewhere/manifest.json",
+    ]
+    index.compile(full=True)
+    assert {record["domain"]: record["scraper_version"] for record in index.scan()} == {
+        "a.com": 2,
+        "elsewhere.com": 1,
+        f"{KEYS.root}.com": 1,
+    }
+    assert verify(whole_of(index)).ok

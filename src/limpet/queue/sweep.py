@@ -118,7 +118,7 @@ class Sweeper:
         """
         if self._policy.kept_s is None:
             return 0
-        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
         gone, failures = 0, False
         for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
             for chunk in _chunks(self._store.list(prefix)):
