@@ -203,9 +203,10 @@ class Adopter:
             stats = {stat.key.rpartition("/")[2]: stat for stat in files}
             if folder.startswith("pending/") and LEASE_FILE in stats:
                 leases[folder] = str(stats.pop(LEASE_FILE).key)
-            if self._in_place and (BATCH in stats or REMOTE in stats):
+            if self._in_place and stats.keys() & {BATCH, REMOTE}:
+                if BATCH in stats:
+                    leases.pop(folder, None)
                 stats = {name: stat for name, stat in stats.items() if name not in (BATCH, REMOTE)}
-                leases.pop(folder, None)
             for name, stat in stats.items():
                 task = _task_file(stat, name)
                 if task is None:

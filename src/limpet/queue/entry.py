@@ -387,7 +387,7 @@ def result_bytes(result: Any) -> bytes:
 class ForeignTask(Unsupported):
     """A task that another program wrote: it is left alone until it is adopted."""
 
-    default_hint = "stop that program, then `limpet queue adopt` takes its tasks over"
+    default_hint = "stop that program, then `limpet queue adopt QUEUE --quiesced` takes its tasks over"
 
 
 def read_task(data: bytes, *, what: str) -> TaskRecord:
