@@ -328,7 +328,7 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.
     """
     from limpet.app.health import summaries
-    from limpet.cli.fleet import APPROXIMATE
+    from limpet.cli.fleet import APPROXIMATE, state_text
     from limpet.queue.inspect import ALL
 
     fleet = limpet.open(url, read_only=True).check()
@@ -340,8 +340,10 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     if json:
         print_json(facts)
         return
-    cli.show(f"[bold]{clean(queue)}[/bold]{'  [yellow]paused[/yellow]' if facts['paused'] else ''}")
-    counts = {key: facts[key] for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed")}
+    state = state_text(found[0])
+    cli.show(f"[bold]{clean(queue)}[/bold]{f'  {state}' if state else ''}")
+    shown = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "cancelled")
+    counts = {key: facts[key] for key in shown}
     for key, count in counts.items():
         say(f"  {key.replace('_', ' '):<10} {'-' if count is None else format(count, ','):>9}")
         if key == "pending" and facts["done"]:

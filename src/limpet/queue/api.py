@@ -250,6 +250,8 @@ class Stats:
     """None where the provider keeps no count (SQS)."""
     done: int | None = 0
     """None where the provider keeps no count (SQS)."""
+    cancelled: int | None = 0
+    """Tasks that were cancelled; they are not among `failed`. None where the provider keeps no count (SQS)."""
 
 
 class Task(Protocol):
@@ -258,6 +260,10 @@ class Task(Protocol):
     @property
     def id(self) -> str:
         """Its id: the one that was given to `push`, or a generated one."""
+
+    @property
+    def key(self) -> str:
+        """Its idempotency key: the same in every attempt and every retry, another one for each push of an id."""
 
     @property
     def payload(self) -> Any:
