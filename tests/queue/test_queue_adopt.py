@@ -527,8 +527,10 @@ def test_in_place_bad_files_stay_and_end_nothing(fleet: Fleet) -> None:
     lay(fleet, "pending/b.com/task.json", "oops")
     lay(fleet, "pending/c.com/task.json", {"domain": "one"})
     lay(fleet, "completed/c.com.json", {"domain": "other"})
+    lay(fleet, "completed/d.com.json", {"domain": "x" * (300 << 10)})
+    lay(fleet, "pending/d.com/task.json", {"domain": "d.com"})
     report = adopt_tasks(fleet, "enrich", None, quiesced=True)
-    bad = ["completed/a.com.json", "pending/a.com/task.json", "pending/b.com/task.json", "pending/c.com/task.json"]
+    bad = [*(f"completed/{name}.com.json" for name in "ad"), *(f"pending/{name}.com/task.json" for name in "abcd")]
     assert sorted(each.name for each in report.bad) == bad
     assert counts(report) == (0, 1, 0, 0, 0)
 
