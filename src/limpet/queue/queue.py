@@ -909,6 +909,28 @@ class BucketQueue(AsyncQueue):
         adopter = Adopter(self.storage, self._pusher.place, encode, source, in_place=in_place)
         return adopter.take_over(quiesced=quiesced)
 
+    def check_own(self) -> None:
+        """Check, before a worker starts, that these are not the files of another program.
+
+        A sweep would take those that have ended there for receipts, and delete them by their age.
+        Raises: Unsupported, if one is the first of its folder, and nothing was swept before.
+        Cost: 1 HEAD; before the first sweep 3 LISTs and up to 3 GETs more.
+        """
+        keys = self.storage.keys
+        try:
+            if self.storage.exists(keys.sweep):
+                return
+            firsts = [next(self._store.list(folder), None) for folder in (keys.pending, keys.completed, keys.failed)]
+            blobs = self._store.get_many([first.key for first in firsts if first is not None])
+        except LimpetError:
+            return  # a claim will fail too, and report it
+        for key, blob in blobs.items():
+            if not isinstance(blob, LimpetError) and records.is_foreign(blob.data):
+                raise Unsupported(
+                    f"{key} is a file of another program, in the folder of queue {self.name!r}",
+                    hint=f"stop that program, then `limpet queue adopt {self.name} --quiesced` takes its tasks over",
+                )
+
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
         return self.storage.bell is None or self.storage.bell.worth_a_list()

@@ -103,6 +103,9 @@ class ChildProcess:
         try:
             with self._ending_at_once():
                 jobs = jobs_of(order)
+                for job in jobs:
+                    if isinstance(job.queue, BucketQueue):
+                        job.queue.check_own()
                 presence = self._presence(order, jobs) if is_presence_wanted() else None
         except LimpetError as error:
             self._send(StartRefused(kind=type(error).__name__, message=str(error), hint=error.hint))
