@@ -113,13 +113,13 @@ def check_target(before: BackupRecord | None, wanted: BackupRecord, *, is_empty:
         )
     if before is None:
         return
+    if wanted.purpose == before.purpose == "restore" and before.state == "finished":
+        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     if (before.purpose, before.source) != (wanted.purpose, wanted.source):
         raise Invalid(
             f"{target_url} holds a {before.purpose} of {before.source}, not of {wanted.source}",
             hint="name another target, or empty this one",
         )
-    if wanted.purpose == "restore" and before.state == "finished":
-        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     if before.fleet is not None and wanted.fleet is not None and before.fleet != wanted.fleet:
         raise Invalid(
             f"{target_url} holds a backup of fleet {before.fleet}, and {wanted.source} is fleet {wanted.fleet} now",

@@ -38,7 +38,7 @@ from limpet.app.catalogs import (
     storage_of,
     workspace_url,
 )
-from limpet.app.fleet import absolute, check_has_store
+from limpet.app.fleet import absolute, check_has_store, check_same
 from limpet.catalog import Compactor, Publisher
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.gc import collect, collect_ledger
@@ -183,6 +183,7 @@ class CompactorPart(ServicePart):
         self._executions = executions_of(store, context.runtime)
         self._secret = secret
         self._exposed = exposed
+        self._fleet = context.fleet.record.id or ""
         compactor = Compactor(self._storage)
         # if one of these jobs fails, the next publication does its work, here or in another process
         self._settling = BackgroundJob("settle", compactor.record, IDLE_S, context.runtime)
@@ -193,7 +194,8 @@ class CompactorPart(ServicePart):
         self.fold: Publisher = self._executions.publish
 
     def routes(self) -> list[Route]:
-        return compactor_routes({DOMAIN: self.publish, EXECUTIONS: self.fold}, self._secret) if self._exposed else []
+        publishers = {DOMAIN: self.publish, EXECUTIONS: self.fold}
+        return compactor_routes(publishers, self._secret, self._fleet) if self._exposed else []
 
     def facts(self) -> dict[str, Any]:
         """The newest published version.   Cost: 1 GET."""
@@ -221,15 +223,16 @@ class RemoteCompactorPart(ServicePart):
     """A compactor elsewhere, for an API that runs apart from it."""
 
     def __init__(self, context: ServiceContext, url: str, secret: str | None, ca: str | None = None) -> None:
-        self._rpc = RpcPublisher(url, secret, context.runtime, domain=DOMAIN, ca=ca)
-        self._folding = RpcPublisher(url, secret, context.runtime, domain=EXECUTIONS, ca=ca)
+        fleet = context.fleet.record.id or ""
+        self._rpc = RpcPublisher(url, secret, context.runtime, domain=DOMAIN, ca=ca, fleet=fleet)
+        self._folding = RpcPublisher(url, secret, context.runtime, domain=EXECUTIONS, ca=ca, fleet=fleet)
         self.publish = timed(self._rpc, context.registry, context.runtime)
         self.fold: Publisher = self._folding
 
     def facts(self) -> dict[str, Any]:
         """The compactor's URL. If it does not answer, that is reported, but the API stays ready: reads need none.
 
-        Raises: Denied if it rejects our secret.   Cost: one request to the compactor.
+        Raises: Denied if it rejects our secret; Invalid for that of another fleet.   Cost: one request to it.
         """
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
@@ -265,6 +268,7 @@ class ApiPart(ServicePart):
         self.leader.group_published = Histogram(
             "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES
         ).observe
+        self.leader.check_fleet = partial(check_same, context.fleet)
         self.catalog = open_catalog(storage, context.fleet.url, self.leader)
         url, warehouse = context.fleet.url, self.catalog.warehouse.url
         signer = signer_of(url, warehouse, context.runtime) if remote_signing else None
