@@ -78,6 +78,7 @@ _STEP = re.compile(r"(?P<entry>[^/]+)/(?P<task>[0-9]{1,3})\.(?P<number>[0-9]{4})
 _SIGNAL = re.compile(r"(?P<entry>[^/]+)/signals/(?P<task>[0-9]{1,3})\.[^/]+\.json")
 _MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")
 _ULID = re.compile("[0-7][0-9a-hjkmnp-tv-z]{25}")
+_RETRY = re.compile("(?P<number>[0-9]{1,9})(?P<tag>-[0-9a-z]{10})?")
 _NOT_DIGITS = re.compile("[^0-9]")
 _LOG = re.compile(r"sync/([^/]+)/([0-9]{10})\.jsonl")
 _QUEUE_OBJECT = re.compile(
@@ -130,6 +131,19 @@ def check(key: str) -> Key:
     Raises: Invalid for `..`, empty segments, a leading slash, control characters, names that some servers misread
     (a backslash, folders named `.uploads` or `*.versions`), or a key that is too long.
     """
+    path = check_path(key)
+    parts = () if is_own_path(path) else path.split("/")
+    for i, part in enumerate(parts):
+        if len(disk_name(part, leaf=i == len(parts) - 1)) > DISK_NAME_BYTES_MAX:
+            raise Invalid(f"the key segment {part[:40]!r}... is too long", hint="use a shorter name")
+    return path
+
+
+def check_path(key: str) -> Key:
+    """`key`, if it is safe as the path of a file that another program wrote: as `check`, but for long segments.
+
+    Their names on a disk are as they are, and not encoded.   Raises: Invalid.
+    """
     if not isinstance(key, str) or not key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
     if is_own_path(key):
@@ -141,14 +155,10 @@ def check(key: str) -> Key:
             f"the key {key!r} has a backslash, or a folder `.uploads` or `*.versions`",
             hint="some servers take the one for a slash and hide the others; choose another name",
         )
-    parts = key.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in key.split("/")):
         raise Invalid(f"the key {key!r} has an empty, '.' or '..' segment", hint="write it as segment/segment")
     if len(key.encode()) > KEY_BYTES_MAX:
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes, this one {len(key.encode())}")
-    for i, part in enumerate(parts):
-        if len(disk_name(part, leaf=i == len(parts) - 1)) > DISK_NAME_BYTES_MAX:
-            raise Invalid(f"the key segment {part[:40]!r}... is too long", hint="use a shorter name")
     return Key(key)
 
 
@@ -282,7 +292,7 @@ def entry_of(id_: str) -> str:
     if not isinstance(id_, str) or not id_:
         raise Invalid(f"a task id is a non-empty string, not {id_!r}")
     base, mark, life = id_.rpartition(RETRY_MARK)
-    if mark and _is_number(life):
+    if mark and _RETRY.fullmatch(life):
         return f"{base if is_minted(base) else segment(base)}{mark}{life}"
     return id_ if is_minted(id_) else segment(id_)
 
@@ -304,12 +314,36 @@ def is_batch(entry: str) -> bool:
     return bool(dash) and _is_number(count) and is_minted(entry)
 
 
+def retry_of(name: str) -> tuple[str, int, str] | None:
+    """The first name of a retry, its number and its tag; None for a name that is not a retry."""
+    base, mark, life = name.rpartition(RETRY_MARK)
+    found = _RETRY.fullmatch(life) if mark else None
+    return (base, int(found["number"]), found["tag"] or "") if found else None
+
+
+def retry_name(base: str, number: int, tag: str = "") -> str:
+    """The name, or the id, of a retry. A `tag` tells it from that of another life, which has the name without one."""
+    return f"{base}{RETRY_MARK}{number}{tag}"
+
+
+def retry_tag(life: str) -> str:
+    """The tag of the retries of a life."""
+    return f"-{derived('retry', life)[1:11]}"
+
+
+def first_name(name: str) -> str:
+    """The name, or the id, that a task had before it was ever retried."""
+    part = retry_of(name)
+    return part[0] if part else name
+
+
 def life_before(name: str) -> str | None:
     """The name that was retried as this one; None for a name that is not a retry."""
-    base, mark, life = name.rpartition(RETRY_MARK)
-    if not mark or not _is_number(life):
+    part = retry_of(name)
+    if part is None:
         return None
-    return base if life == "1" else f"{base}{RETRY_MARK}{int(life) - 1}"
+    base, number, tag = part
+    return base if number <= 1 else retry_name(base, number - 1, tag)
 
 
 def name_of_receipt(key: str) -> str:
@@ -362,6 +396,11 @@ def parts_of_scheduled(key: str) -> tuple[datetime, str] | None:
     due_at, name = key.rsplit("/", 2)[1:]
     due, entry = due_of(due_at), name.removesuffix(".json").rpartition("@")[0]
     return (due, entry) if due is not None and entry else None
+
+
+def write_id_of_scheduled(key: str) -> str:
+    """The write id of a delayed push."""
+    return key.rsplit("/", 1)[1].removesuffix(".json").rpartition("@")[2]
 
 
 def _is_number(text: str) -> bool:

@@ -329,13 +329,14 @@ def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> N
     pushed = report.push()
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    check = queue._admin._check_waits
+    life = queue._admin._life_of_waiting
 
-    def then_it_fails(id_: str, entry: str) -> None:
-        check(id_, entry)
+    def then_it_fails(*of: Any) -> Any:
+        found = life(*of)
         ground.work(report)
+        return found
 
-    queue._admin._check_waits = then_it_fails
+    queue._admin._life_of_waiting = then_it_fails
     with pytest.raises(Missing, match="has failed"):
         queue.signal(pushed.id, "approved")
 
@@ -401,6 +402,28 @@ def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, m
     assert not queue.claim()
 
 
+@pytest.mark.parametrize(("sleep_s", "after_s"), [(3.0, 1.0), (7200.0, 1800.0), (7200.0, 7100.0)])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_sleep_ends_in_time_though_the_clock_of_the_store_was_set_back(
+    ground: Ground, sleep_s: float, after_s: float, batch: bool
+) -> None:
+    @ground.fleet.task("report")
+    def report() -> float:
+        limpet.sleep(sleep_s)
+        return ground.runtime.elapsed_s()
+
+    def set_back() -> None:
+        ground.runtime.wall_offset_s -= 3600
+
+    began_s = ground.runtime.elapsed_s()
+    ids = report.push_many([(), ()]) if batch else [report.push().id]
+    ground.runtime.time.at(after_s, set_back)
+    ground.work(report)
+    for result in report.queue.results(ids):
+        assert sleep_s <= result.value - began_s <= sleep_s + 60
+    assert Counter(ground.kinds("started")) == {"started": 2 * len(ids)}
+
+
 @pytest.mark.parametrize("cancel", [False, True])
 @pytest.mark.parametrize("batch", [False, True])
 def test_the_end_of_what_a_task_waits_for_wakes_its_queue(ground: Ground, batch: bool, cancel: bool) -> None:
@@ -463,6 +486,12 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert len(ground.left()) == 2
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
+    assert len(ground.left()) == 2, "its steps stay for a retry"
+    [again] = report.queue.retry(pushed.id)
+    ground.runtime.sleep(86400)
+    ground.work(report)
+    assert report.queue.result(again).state == "completed"
+    assert ground.ran == ["before"]
     assert ground.left() == []
 
 

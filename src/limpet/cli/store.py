@@ -3,12 +3,13 @@ bucket, and a fleet copied to another URL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from limpet.app.backup import BackupProgress, BackupReport, CheckReport
     from limpet.store import MeteredStore
     from limpet.store.doctor import Check, Report
+    from limpet.store.rights import RightCheck
 
 
 def doctor(
@@ -27,6 +29,13 @@ def doctor(
         str | None, typer.Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", metavar="ROLE", help="Check instead that the key in use has the rights of this role."),
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", metavar="NAME", help="With --role: narrowed to this; repeatable.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
@@ -36,10 +45,15 @@ def doctor(
 
     No fleet is needed. It takes one or two thousand requests (half a cent on S3), and deletes all that it writes.
 
+    With --role it examines the credentials instead: what the role must be able to do works, and everything else is
+    denied. It writes nothing: its puts have a condition that no object meets, and it deletes what does not exist.
+
     Example: a folder, and a bucket of a self-hosted S3 server
     $ limpet doctor ./fleet
     $ limpet doctor 's3://bucket/prefix?endpoint=http://127.0.0.1:8333'
-    Exit codes: 0 fit for Limpet; 1 not, or it could not be examined; 2 wrong usage.
+    Example: does this machine's key have the rights of an API, and no others?
+    $ limpet doctor --role api s3://acme/prod
+    Exit codes: 0 fit for Limpet, or a key as its role wants it; 1 not, or it could not be examined; 2 wrong usage.
     """
     from limpet.app.fleet import check_has_store, store_for, url_or_default
     from limpet.records import builtins
@@ -49,6 +63,9 @@ def doctor(
 
     where = url_or_default(url)
     check_has_store(where, "there is no store to examine")
+    if role is not None or queue:
+        _examine_key(where, role, queue or (), json=json)
+        return
     with (
         store_to_examine(store_for(where, system()), system()) as store,
         progress_bar("conditional writes", total=len(CHECKS) + 1) as update,
@@ -65,6 +82,64 @@ def doctor(
         _print(where, report, meter)
     if not report.ok:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: bool) -> None:
+    """Compare the rights of the key in use with those of a role."""
+    from limpet.app.fleet import store_for
+    from limpet.records import builtins
+    from limpet.runtime import system
+    from limpet.store.rights import OUTSIDE, VERBS, examine_rights, samples
+    from limpet.store.roles import check_queues, check_role
+
+    if name is None:
+        raise Invalid("--queue narrows a role, and none was given", hint="give --role worker or --role pusher")
+    role = check_role(name)
+    roots = check_queues(role, queues)
+    parts = urlsplit(url)
+    if parts.scheme not in ("s3", "gs", "az"):
+        raise Invalid(f"{clean(url)} is not a bucket: it has no keys with rights", hint="give s3://, gs:// or az://")
+    outside = store_for(urlunsplit(parts._replace(path="")), system()) if parts.path.strip("/") else None
+    with progress_bar("rights", total=len(samples(role, "x", roots)) + (4 if outside else 0)) as update:
+        report = examine_rights(
+            store_for(url, system()),
+            role,
+            roots=roots,
+            outside=outside,
+            by_generation=parts.scheme == "gs",
+            progress=lambda check: update(advance=1, description=check.where or "everything"),
+        )
+    wrong = [check for check in report.checks if not check.ok]
+    if json:
+        print_json({"url": url, **builtins(report)})
+    else:
+        rights = {(check.where, check.verb): check for check in report.checks}
+        shown = table("where", *VERBS)
+        for where in sorted({check.where for check in report.checks}, key=lambda where: (where == OUTSIDE, where)):
+            shown.add_row(clean(where) or "everything", *(_right(rights.get((where, verb))) for verb in VERBS))
+        show(shown, "")
+        refused = next((f"[dim]such as: {clean(check.detail)}[/dim]" for check in wrong if check.detail), "")
+        show(*([refused] if refused else []), _verdict_on_key(role, wrong))
+    if wrong:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _right(check: RightCheck | None) -> str:
+    """A right of a key in the table: as the role wants it, missing, or too much."""
+    if check is None or check.may is None:
+        return ""
+    if check.ok:
+        return "yes" if check.may else "[dim]-[/dim]"
+    return "[bold red]TOO MUCH[/bold red]" if check.may else "[bold red]MISSING[/bold red]"
+
+
+def _verdict_on_key(role: str, wrong: Sequence[RightCheck]) -> str:
+    missing = sum(check.must for check in wrong)
+    if not wrong:
+        return f"[bold green]ok[/bold green]  the key has the rights of the role {role}, and no others"
+    too_much = len(wrong) - missing
+    said = " and ".join(text for n, text in ((missing, f"{missing} missing"), (too_much, f"{too_much} too much")) if n)
+    return f"[bold red]FAIL[/bold red]  the key has not the rights of the role {role}: {said}"
 
 
 def _print(url: str, report: Report, meter: MeteredStore) -> None:

@@ -40,7 +40,7 @@ from limpet.queue.decide import (
     start_order,
     task_receipt,
 )
-from limpet.queue.durable import origin_of
+from limpet.queue.durable import life_of, may_have_begun, may_have_steps, origin_of
 from limpet.queue.entry import (
     DELAY_MAX_S,
     NOTHING,
@@ -138,6 +138,10 @@ class EntryTask:
         return self._claim.content.ids[self._n]
 
     @property
+    def key(self) -> str:
+        return self._claim.life(self._n)
+
+    @property
     def lost(self) -> bool:
         return self._claim.lost
 
@@ -224,7 +228,7 @@ class EntryClaim:
         """The tasks that were started and have no verdict, and when."""
         self._starts = _StartGroup()
         self._spent: set[int] = set()
-        self._started_s = at_s
+        self._began_s = self._started_s = at_s
         self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._ended = self._announced = self._hurry = False
         self._inherited = [*record.failed]
@@ -255,6 +259,11 @@ class EntryClaim:
     def fence(self) -> Fence:
         """The lock and the token of the entry."""
         return Fence(self._lease.lock, self._lease.token)
+
+    @property
+    def held_s(self) -> float:
+        """For how long this process has had the claim."""
+        return self._runtime.elapsed_s() - self._began_s
 
     @property
     def lost(self) -> bool:
@@ -441,9 +450,23 @@ class EntryClaim:
         """The tasks that have recorded steps."""
         return {*self._lease.record.durable, *self._progress.durable}
 
+    def life(self, n: int) -> str:
+        """The life of task `n`."""
+        return life_of(self.entry, n, self.content, batch=self.batch)
+
     def origin(self, n: int) -> str:
-        """The name from which those of the pushes of task `n` are derived."""
+        """What the names of the pushes of task `n` are derived from."""
         return origin_of(self.storage.keys, self.entry, n, self.content, batch=self.batch)
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether an earlier attempt, or the task that this one retries, may have recorded steps."""
+        return may_have_begun(self.content, token=self.token, epoch=self.storage.epoch)
+
+    def confirm(self) -> None:
+        """Return if the entry is still ours, by a swap of its lease.   Raises: LeaseLost.   Cost: 1 PUT."""
+        with self._writing:
+            self._lease.rewrite(self._written)
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
@@ -685,6 +708,7 @@ class EntryClaim:
                 self._runtime.wall(),
             )
         )
+        self.storage.watch.wrote(self.storage.keys.lease(self.entry), self._lease.version)
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:
             self.storage.ring()
@@ -693,8 +717,9 @@ class EntryClaim:
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
-        if state == "failed" and n in self._durable():
+        if state == "failed" and may_have_steps(record, self.content, self._durable(), n, epoch=self.storage.epoch):
             about["origin"] = self.origin(n)
+        about["life"] = self.life(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:

@@ -18,6 +18,7 @@ from limpet.queue.entry import (
     DELAY_MAX_S,
     ENTRY_BYTES_MAX,
     PUSHED_ENTRIES_MAX,
+    ForeignTask,
     PushShape,
     Storage,
     TaskRecord,
@@ -67,7 +68,14 @@ class Pusher:
         wall = self._runtime.wall()
         again = delay_s > 0 or entry == name  # it may be made pending more than once
         task = new_task(
-            id or entry, payload, pushed_at=wall, write_id=write_id, delayed=again, trace=trace, caller=caller
+            id or entry,
+            payload,
+            pushed_at=wall,
+            write_id=write_id,
+            delayed=again,
+            trace=trace,
+            caller=caller,
+            epoch=self._storage.epoch,
         )
         if delay_s:
             return self._schedule(entry, task, delay_s)
@@ -195,7 +203,7 @@ class Pusher:
     def _place_scheduled(self, key: Key, entry: str) -> bool:
         try:
             task = read_task(self._store.get(key).data, what=key)
-        except Corrupt as error:
+        except (Corrupt, ForeignTask) as error:
             reject_scheduled(self._storage, key, str(error))
             return False
         return self.place(entry, task)
@@ -220,6 +228,7 @@ class Pusher:
             trace=trace,
             named=name is not None,
             caller=caller,
+            epoch=self._storage.epoch,
         )
         return Put(self._keys.tasks(f"{name or write_id}-{len(payloads)}", batch=True), data, Absent())
 

@@ -229,6 +229,14 @@ def test_a_name_stays(here: Here, once: Here) -> None:
     assert here("--local", "a", "--remote", "bucket", "--once")[0] == 0
 
 
+def test_receipts_may_be_kept_for_ever(here: Here, once: Here) -> None:
+    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "forever").code == 0
+    short = here("--local", "a", "--remote", "bucket", "--once", "--receipts", "3d")
+    assert short.code == 2
+    assert "at least 7 days" in short.err
+    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "long").code == 2
+
+
 # ---- which fleet the remote is ----
 
 

@@ -83,6 +83,7 @@ class Supervisor:
     them may run one task, and the token of a claim fences nothing outside of its node.
 
     `retention_s` is for how long logs are kept. It must not exceed the time for which any process keeps receipts.
+    `policy` says for how long the supervisor itself keeps receipts, when it sweeps: 30 days, if it is left out.
     `home` asks which fleet the remote is, before each cycle: one that was replaced or restored meanwhile is noticed.
     `rehome`: join it, whichever it is.
     """
@@ -98,12 +99,14 @@ class Supervisor:
         up_s: float = UP_S,
         down_s: float = DOWN_S,
         retention_s: float = RETENTION_S,
+        policy: Policy | None = None,
         home: Callable[[], Home] | None = None,
         rehome: bool = False,
     ) -> None:
         for name, value in (("up_s", up_s), ("down_s", down_s), ("retention_s", retention_s)):
             if not value >= INTERVAL_MIN_S:
                 raise Invalid(f"{name} must be at least {INTERVAL_MIN_S:g} second, not {value:g}")
+        self._policy = policy or Policy()
         self._local = local
         self._remote = remote
         self._runtime = runtime
@@ -162,7 +165,7 @@ class Supervisor:
         for store in (self._local, self._remote):
             for queue in queues_of(store, bad=bad):
                 try:
-                    _sweep(store, queue, self._runtime)
+                    _sweep(store, queue, self._runtime, self._policy)
                 except DAMAGE:
                     bad(queue.root)
 
@@ -282,11 +285,11 @@ class Supervisor:
         return news
 
 
-def _sweep(store: Store, queue: QueueKeys, runtime: Runtime) -> None:
+def _sweep(store: Store, queue: QueueKeys, runtime: Runtime, policy: Policy) -> None:
     """Sweep one queue of one side, if its turn has come."""
     storage = Storage(store, queue, runtime)
     waiting = [stat.key for stat in store.list(queue.scheduled)]
     if waiting:
         pusher = Pusher(storage)
         pusher.promote(now=storage.exact_now(), keys=waiting)
-    Sweeper(storage, Policy()).take_turn()
+    Sweeper(storage, policy).take_turn()
