@@ -89,6 +89,12 @@ BACKUP_BUGS = [
         ("backup._restored_record", "epoch=next_epoch(record.epoch or 0, runtime.wall())", "epoch=record.epoch or 1"),
     ),
     _bug(
+        "a first claim in a restored fleet does not look for steps",
+        "fleet: epoch",
+        0,
+        ("durable.may_have_begun", " or content.epoch != epoch", ""),
+    ),
+    _bug(
         "two restores of one backup have the same epoch",
         "fleet: epoch",
         0,

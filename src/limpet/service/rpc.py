@@ -179,7 +179,9 @@ class RpcPublisher:
         finally:
             connection.close()
         if response.status in (401, 403):
-            self._refuse(response.status, answer)
+            with suppress(OutcomeUnknown):  # it is not a compactor that answers
+                self._refuse(response.status, answer)
+            raise self._denied()
         return ""
 
     def _exchange(self, body: bytes) -> tuple[int, bytes]:

@@ -85,8 +85,9 @@ class BackupActors(DurableActors):
         check_finished(self.kept)
         self.bucket = self.made
         worker = RestoredActor(self, self.world.start("restored"), self.last_run())
+        copied = {*self.made.below(FLOWS.steps)}
         self.alone(worker, worker.finish_everything, within_s=HEAL_S)
-        check_restored(self.made, worker.model)
+        check_restored(self.made, worker.model, copied)
 
     def actor(self, process: SimProcess) -> Actor:
         if not process.name.startswith("b"):
@@ -169,6 +170,9 @@ class RestoredActor(DurableActor):
         model = actors.model
         self.model = DurableModel(actors.world, pushed=model.pushed[: run.pushed])
         self.model.seen = {at: value for at, value in model.seen.items() if model.seen_at_s[at] < run.at_s}
+        epoch = msgspec.json.decode(actors.made.objects[keys.FLEET].data, type=FleetRecord).epoch or 0
+        for queue in (self.flows, self.parts):
+            queue.storage._epoch = epoch
 
 
 # ---- what must hold ----
@@ -216,8 +220,12 @@ def _check_whole(objects: dict[Key, bytes], record: BackupRecord, who: str) -> N
                 raise Violation(f"{who} finished {record.run}: {key} is {'gone' if found is None else 'other bytes'}")
 
 
-def check_restored(bucket: Bucket, model: DurableModel) -> None:
-    """Every task of the fleet has ended in the restored one, and none that was waited for was lost."""
+def check_restored(bucket: Bucket, model: DurableModel, copied: set[Key]) -> None:
+    """Every task of the fleet has ended in the restored one, none that was waited for was lost, and no step that the
+    copy had was called: not by a first claim either, of a task that was copied between its claim and its step."""
+    for call in model.calls:
+        if call.number == 0 and FLOWS.step(call.run.entry, call.run.n, 0) in copied:
+            raise Violation(f"{call.run.who} called a step of {call.run.id} that the backup has")
     for id_ in model.pushed:
         part = batch_of(id_)
         names = [entry_of(id_), *([part[0]] if part else [])]
