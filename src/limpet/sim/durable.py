@@ -239,7 +239,7 @@ class DurableActor(Actor):
         if what == "fail" or (what == "flaky" and task.attempt == 1):
             task.retry(error="it fails")
             return
-        value = self.new_value()
+        value = f"{self.new_value()} of {task.payload.get('first')}"
         self.model.returned.setdefault(first_life(task.id), set()).add(value)
         task.done(value)
 
@@ -282,8 +282,9 @@ class DurableActor(Actor):
         self.model.saw(run, 0, first)
         kinds = [CHILD_KINDS[int(self.world.chance(63, ord(char)) * len(CHILD_KINDS))] for char in task.payload["by"]]
         of = first_life(run.id)
-        calls = [{"what": kind, "slow": slow, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
-        single = {"what": "ok", "slow": 0.5, "of": f"{of} single"}
+        about = {"slow": slow, "first": first}
+        calls = [{**about, "what": kind, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
+        single = {**about, "what": "ok", "slow": 0.5, "of": f"{of} single"}
         delay_s = round(SLEEP_S * slow) if self.actors.delays else 0.0
         handles: list[Any] = [*self.parts.push_many(calls, batch=2), self.parts.push(single, delay_s=delay_s).id]
         for place, handle in enumerate(handles):
@@ -293,6 +294,8 @@ class DurableActor(Actor):
         ends = gather(handles)
         if [end.id for end in ends] != handles:
             raise Violation(f"a gather of {handles} returned {[end.id for end in ends]}")
+        if other := next((end for end in ends if end.ok and not end.value.endswith(f" of {first}")), None):
+            raise Violation(f"{run.id} has recorded {first} and pushed {other.id} with another value: {other.value}")
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends
         self.model.saw(run, 4, version("a change"))
