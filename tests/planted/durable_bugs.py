@@ -273,6 +273,21 @@ DURABLE_BUGS = [
         ),
     ),
     _bug(
+        "a lease has no room for what its suspended tasks wait for",
+        "suspension: whatever the tasks wait for",
+        0,
+        ("decide.fitted", "if sum(sizes.values()) <= room:", "if True:"),
+        ("EntryClaim._free", "bare(change(record))", "change(record)"),
+    ),
+    _bug(
+        "a suspension that is too large for its lease is not cut",
+        "suspension: whatever the tasks wait for",
+        0,
+        ("EntryClaim._free", "bare(change(record))", "change(record)"),
+        scenario="queue/test_batch.py::"
+        "test_a_swap_that_is_refused_as_too_large_is_made_without_what_the_tasks_wait_for",
+    ),
+    _bug(
         "a sleep counts by the clock of the worker",
         "sleep: no worker's clock counts",
         13,

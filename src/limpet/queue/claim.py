@@ -25,6 +25,7 @@ from limpet.queue.decide import (
     attempt_record,
     attempts_of,
     backoff_s,
+    bare,
     batch_receipt,
     charged,
     clean_text,
@@ -682,14 +683,15 @@ class EntryClaim:
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
+        def change(record: EntryLease) -> EntryLease:
+            record = handed_back(self._written(record), returned, started=self._running)
+            return freed(record, len(self.content.ids), self._runtime.wall())
+
         self._write_large()
-        self._lease.free(
-            lambda record: freed(
-                handed_back(self._written(record), returned, started=self._running),
-                len(self.content.ids),
-                self._runtime.wall(),
-            )
-        )
+        try:
+            self._lease.free(change)
+        except Invalid:  # it is too large for a cell, by names of an unforeseen length
+            self._lease.free(lambda record: bare(change(record)))
         self.storage.watch.wrote(self.storage.keys.lease(self.entry), self._lease.version)
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:
