@@ -39,11 +39,13 @@ DURABLE_BUGS = [
         "the entries of a push of many tasks are put before its shape",
         "push_many: once per id",
         1,
-        ("Pusher.push_many", "if whole:\n    self._agree(id, name, [*map(len, whole)])", "counts = [*map(len, whole)]"),
+        ("Pusher.push_many", "if packs:\n    self._agree(id, name, [*map(len, packs)])", "pass"),
         (
             "Pusher.push_many",
-            "return made",
-            "if id is not None and counts:\n    self._agree(id, str(name), counts)\nreturn made",
+            "return [made[n] for n in range(len(packs))]",
+            "if id is not None and packs:\n"
+            "    self._agree(id, str(name), [*map(len, packs)])\n"
+            "return [made[n] for n in range(len(packs))]",
         ),
     ),
     _bug(
@@ -275,7 +277,7 @@ DURABLE_BUGS = [
     _bug(
         "a lease has no room for what its suspended tasks wait for",
         "suspension: whatever the tasks wait for",
-        0,
+        77,
         ("decide.fitted", "if sum(sizes.values()) <= room:", "if True:"),
         ("EntryClaim._free", "bare(change(record))", "change(record)"),
     ),

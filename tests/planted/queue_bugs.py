@@ -206,7 +206,7 @@ QUEUE_BUGS = [
         "F3",
         1,
         (
-            "Pusher.push_many",
+            "Pusher._put_group",
             "if isinstance(answer, Conflict | OutcomeUnknown):",
             "if isinstance(answer, OutcomeUnknown):\n    pass\nelif isinstance(answer, Conflict):",
         ),

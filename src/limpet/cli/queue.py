@@ -559,7 +559,8 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
 def _so_far(work: FilePush) -> str:
     if not work.pushed:
         return "nothing was pushed"
-    return f"{many(work.pushed, 'task')} before line {work.next_line} went in"
+    later = f", and {work.later} of those after it" if work.later else ""
+    return f"{many(work.pushed - work.later, 'task')} before line {work.next_line} went in{later}"
 
 
 def _go_on(work: FilePush, file: str) -> str:

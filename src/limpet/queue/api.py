@@ -352,7 +352,9 @@ class Queue(Protocol):
         """Add many tasks, packed `batch` to an entry; returns their ids, in order.
 
         With an `id`, the same call made again adds nothing, and returns the same ids, until `retention_s` after it.
-        Raises: Conflict if the id was used for another number of tasks, or other batches.
+        Raises: Conflict if the id was used for another number of tasks, or other batches. OutcomeUnknown if it ended
+        half-way, by a full disk, say: `error.pushed` has the handles of the tasks that are there, `error.rest` the
+        places of the others. With an `id`, the same call adds them.
         """
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:

@@ -657,10 +657,14 @@ class BucketQueue(AsyncQueue):
         steps = RUNNING.get()
         if steps is not None:
             encoded = [*encoded]  # in a task the iterable may ask for steps itself
-        if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
-        else:
-            entries = self._push_many(encoded, batch=batch, id=id)
+        try:
+            if steps is not None and steps.numbers_push(has_id=id is not None):
+                entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
+            else:
+                entries = self._push_many(encoded, batch=batch, id=id)
+        except OutcomeUnknown as error:
+            error.pushed = [*map(self._handle, error.pushed)]
+            raise
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
