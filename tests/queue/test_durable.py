@@ -329,13 +329,14 @@ def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> N
     pushed = report.push()
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    check = queue._admin._check_waits
+    life = queue._admin._life_of_waiting
 
-    def then_it_fails(id_: str, entry: str) -> None:
-        check(id_, entry)
+    def then_it_fails(*of: Any) -> Any:
+        found = life(*of)
         ground.work(report)
+        return found
 
-    queue._admin._check_waits = then_it_fails
+    queue._admin._life_of_waiting = then_it_fails
     with pytest.raises(Missing, match="has failed"):
         queue.signal(pushed.id, "approved")
 
@@ -485,6 +486,12 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert len(ground.left()) == 2
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
+    assert len(ground.left()) == 2, "its steps stay for a retry"
+    [again] = report.queue.retry(pushed.id)
+    ground.runtime.sleep(86400)
+    ground.work(report)
+    assert report.queue.result(again).state == "completed"
+    assert ground.ran == ["before"]
     assert ground.left() == []
 
 
