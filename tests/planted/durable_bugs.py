@@ -330,7 +330,7 @@ DURABLE_BUGS = [
         "signal: a task that waits finds it",
         0,
         ("durable.looks", "or (each.due_s is not None and each.due_s <= since_s)", ""),
-        ("BucketQueue._is_there", "if look.signal is not None and", "if False and"),
+        ("BucketQueue._is_there", "any(self._has_come(entry, look) for look in signals.values())", "False"),
         ("durable.woken", "if record.state is not State.FREE or each is None or each.signal != signal:", "if True:"),
     ),
     _bug(

@@ -14,7 +14,7 @@ from limpet.keys import Key, QueueKeys
 from limpet.lease import State
 from limpet.queue import Result, Retry
 from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX, EntryClaim, EntryTask
-from limpet.queue.entry import Suspension
+from limpet.queue.entry import SignalRecord, Suspension
 from support.queue import TTL_S, Crash, Process, World, crash, held, raises, rounds
 from support.stores import lost_reply, lost_request
 
@@ -85,6 +85,26 @@ def test_a_batch_is_suspended_whatever_its_tasks_wait_for(world: World, tasks: i
         world.memory.delete(Key(key))
     claim = process.take()
     assert sorted(int(task.id.rpartition(".")[2]) for task in claim) == [*range(1, tasks)]
+
+
+@pytest.mark.parametrize("tasks", [1, 20])
+def test_tasks_of_a_batch_that_wait_for_signals_are_looked_at_together(tasks: int) -> None:
+    world = World(far=True)
+    process = world.process()
+    entry = entry_of(process.queue.push_many(rounds(tasks)))
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            wall = process.runtime.wall()
+            task.suspend(5.0, Suspension(reason="it waits", step=1, since=wall, signal=f"go {n}"))
+    world.time.sleep(6)
+    process.store.log.clear()
+    assert not process.queue.claim()
+    asked = [line for line in process.store.wrote("get", "head", "list") if f"steps/{entry}" in line]
+    [line] = asked
+    assert line.startswith("list" if tasks > 1 else "get")
+    signal = process.queue.storage.signal(entry, tasks - 1, f"go {tasks - 1}")
+    signal.create(SignalRecord(name=f"go {tasks - 1}", at=process.runtime.wall()))
+    assert process.take().entry == entry
 
 
 def test_a_swap_that_is_refused_as_too_large_is_made_without_what_the_tasks_wait_for(
