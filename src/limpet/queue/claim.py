@@ -270,6 +270,11 @@ class EntryClaim:
     def lost(self) -> bool:
         return self._lease.lost
 
+    @property
+    def released(self) -> bool:
+        """Whether it has let the entry go for others."""
+        return self._lease.released
+
     def __bool__(self) -> bool:
         return True
 
