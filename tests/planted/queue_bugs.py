@@ -357,6 +357,12 @@ QUEUE_BUGS = [
         57,
         ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
+    _bug(
+        "a task that was read long before its claim is trusted, in the plain scenario",
+        "H9",
+        0,
+        ("BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
+    ),
     _far(
         "a lease goes together with its task",
         "H9",
