@@ -70,7 +70,7 @@ DURABLE_BUGS = [
         "resting: the claims of others",
         0,
         (
-            "BucketQueue._try_claim",
+            "BucketQueue._look",
             "if page is not None and not page.newest:\n    self._learn()",
             "while self._learn():\n    pass",
         ),

@@ -415,7 +415,7 @@ QUEUE_BUGS = [
         "a page without a free entry is all that there is",
         "what waits runs",
         0,
-        (Change("queue.BucketQueue._try_claim", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
+        (Change("queue.BucketQueue._look", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
         "queue/test_bell.py::test_a_page_of_a_long_backlog_without_a_free_entry_is_soon_followed_by_another",
     ),
     Bug(
