@@ -20,11 +20,13 @@ QUEUE_BUGS = [
         "retry swaps the receipt first",
         "H1",
         64,
-        ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
-            "_retry",
-            "self._storage.receipt(key).attempt(seen, retried)",
-            'self._storage.receipt(key).attempt(seen, retried)\nself._place(f"{entry}{RETRY_MARK}{life}", task)',
+            "Admin._retry",
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
+            "name_ = retry_name(first_name(receipt.id), number, tag)\n"
+            'first = msgspec.structs.replace(receipt, state="retried", retried_as=name_)\n'
+            "self._storage.receipt(key).attempt(seen, first)\n"
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
         ),
     ),
     _bug(

@@ -525,6 +525,11 @@ def attempt_errors(kept: Sequence[AttemptRecord]) -> tuple[AttemptError, ...]:
     return tuple(AttemptError(each.attempt, each.at, each.worker, each.error, each.traceback) for each in kept)
 
 
+def attempts_in(receipt: Receipt, n: int) -> int:
+    """The attempts of task `n`, as the receipt of its entry says; the batch's where that does not tell them apart."""
+    return receipt.tried.get(n, 1 if receipt.tried else receipt.attempts)
+
+
 def lists_done(whole: Receipt, n: int) -> bool:
     """Whether the receipt of a batch says that task `n` is done."""
     return n < whole.count and n not in whole.failed
@@ -591,7 +596,8 @@ def task_receipt(
 def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
     """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
 
-    `attempts` is the most that one of its tasks took. Claims do not count: a suspension ends one, and is no attempt.
+    `attempts` is the most that one of its tasks took, and `tried` says who took more than one. Claims do not count: a
+    suspension ends one, and is no attempt.
     `own`: the tasks that another worker finished before, and wrote separate receipts for.
     """
     return Receipt(
@@ -599,6 +605,7 @@ def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: 
         id=record.name,
         count=len(content.ids),
         attempts=max(1, record.charged, *record.attempts.values()),
+        tried={n: tried for n in range(len(content.ids)) if (tried := attempts_of(record, n)) > 1},
         token=record.token,
         worker_id=record.worker_id,
         label=record.label,

@@ -60,7 +60,7 @@ from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
 from limpet.queue.durable import WaitingStep, look_again_s, looks
-from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload, is_of
+from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
@@ -560,6 +560,8 @@ class Discovery:
                 leases[entry] = stat
             elif kind in (TASK, BATCH):
                 tasks.append((entry, kind, stat))
+            elif stat.key.endswith(f"/{TASK}"):
+                self._storage.note_foreign()  # in a folder of folders
         at_s = self._runtime.elapsed_s()
         entries = [
             Candidate(entry, kind == BATCH, stat.modified, leases.get(entry), at_s) for entry, kind, stat in tasks
@@ -908,10 +910,14 @@ class BucketQueue(AsyncQueue):
             gone += self._sweeper.retain()
         return gone + self._sweeper.drop_parts()
 
-    def adopt(self, source: FileSource, *, quiesced: bool = False) -> QueueAdoptReport:
-        """Take over the tasks of another program's queue.   See `queue.adopt.Adopter.take_over`."""
+    def adopt(self, source: FileSource, *, quiesced: bool = False, in_place: bool = False) -> QueueAdoptReport:
+        """Take over the tasks of another program's queue. `in_place`: its files lie in the folder of this one.
+
+        See `queue.adopt.Adopter.take_over`.
+        """
         encode = partial(encoded_payload, payload_type=self._payload_type)
-        return Adopter(self.storage, self._pusher.place, encode).take_over(source, quiesced=quiesced)
+        adopter = Adopter(self.storage, self._pusher.place, encode, source, in_place=in_place)
+        return adopter.take_over(quiesced=quiesced)
 
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
@@ -1094,6 +1100,10 @@ class BucketQueue(AsyncQueue):
             return None
         try:
             reject_entry(self.storage, candidate.entry, why, batch=candidate.batch)
+        except ForeignTask:
+            self.storage.note_foreign()
+            if candidate.lease is not None:
+                self.discovery.rests(candidate, self._runtime.elapsed_s() + self.policy.ttl_s)
         except OutcomeUnknown:
             pass  # the next claim of it rejects it again
         except (Corrupt, Invalid, Unsupported) as error:
@@ -1295,8 +1305,10 @@ class BucketQueue(AsyncQueue):
             self.discovery.lost(candidate)
             self.storage.drop_lease(entry)
             return None
-        except Unsupported:
-            # A newer Limpet wrote the task: the entry rests for `ttl_s`, so that not every poll takes it.
+        except Unsupported as error:
+            # A newer Limpet wrote the task, or another program: it rests for `ttl_s`, so that not every poll takes it.
+            if isinstance(error, ForeignTask):
+                self.storage.note_foreign()
             rests = partial(msgspec.structs.replace, state=State.FREE, wait_s=self.policy.ttl_s)
             holding.free(rests)
             return None

@@ -11,7 +11,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 
-from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.keys import (
     BATCH,
@@ -51,10 +50,12 @@ class Expiry:
     def __init__(self) -> None:
         self._there: set[str] = set()
         """Entries that wait, or have a young receipt, as far as something old is known to depend on them."""
+        self._kept: set[str] = set()
+        """Batches of which a task has a young receipt, or a retry that is there."""
         self._retries: dict[str, int] = {}
         """By the first name of a task: the highest number of a retry that is there."""
         self._receipts: dict[str, list[Key]] = {}
-        """Old receipts, by the name of the entry that they end."""
+        """Old receipts that do not go at once, by the name of the entry that they end."""
         self._inner: dict[str, list[tuple[str, Key]]] = {}
         """Old objects of entries that do not end them: parts, and receipts of single tasks of a batch. By entry: the
         name of the task, or of the entry, and the key."""
@@ -89,7 +90,7 @@ class Expiry:
         if number:
             self._retries[first] = max(number, self._retries.get(first, 0))
         if part is not None:
-            self._there.add(part[0])
+            self._kept.add(part[0])
         elif name in self._inner or name in self._receipts or name.rpartition("-")[0] in self._of_shapes:
             self._there.add(name)
 
@@ -98,7 +99,7 @@ class Expiry:
         if not is_old:
             self.note(name)
             return False
-        if name in self._inner or batch_of(name) or self._stays(name):
+        if name in self._inner or batch_of(name) or retry_of(name) or self._stays(name):
             self._add_receipt(name, key)
             return False
         return True
@@ -109,8 +110,9 @@ class Expiry:
         """
         gone = {entry for entry in self._inner if self._is_over(entry, is_there)}
         yield [key for entry in sorted(gone) for name, key in self._inner[entry] if not self._stays(name)]
-        last_first = sorted(self._receipts, key=lambda name: (retry_of(name) or (name, 0, ""))[1], reverse=True)
-        yield [key for name in last_first if not self._stays(name) for key in self._receipts[name]]
+        # What was retried goes before its retry: a failed task without one may be retried again.
+        in_order = sorted(self._receipts, key=lambda name: (retry_of(name) or (name, 0, ""))[1])
+        yield [key for name in in_order if not self._stays(name) for key in self._receipts[name]]
         there = {name.rpartition("-")[0] for name in self._there} if self._shapes else set[str]()
         yield [key for key, names in self._shapes.items() if there.isdisjoint(names)]
 
@@ -122,15 +124,14 @@ class Expiry:
             self._inner.setdefault(part[0], []).append((name, key))
 
     def _is_over(self, entry: str, is_there: Callable[[str], bool]) -> bool:
-        """Whether an entry has ended so long ago that what is left of it goes."""
-        if self._stays(entry):
-            return False
-        return entry in self._receipts or not is_there(entry)
+        """Whether an entry has ended so long ago that what is left of it goes, unless it depends on a retry."""
+        return entry not in self._there and (entry in self._receipts or not is_there(entry))
 
     def _stays(self, name: str) -> bool:
-        """Whether a task or an entry waits, has ended lately, or has a later retry that does or has."""
+        """Whether a task or an entry waits, has ended lately, or has a later retry that does or has, as one of its
+        tasks may have."""
         first, number, _ = retry_of(name) or (name, 0, "")
-        return name in self._there or self._retries.get(first, 0) > number
+        return name in self._there or name in self._kept or self._retries.get(first, 0) > number
 
 
 class Sweeper:
@@ -156,7 +157,7 @@ class Sweeper:
 
     def take_turn(self) -> None:
         """Sweep unless some process did so within the last hour.   Cost: 1 GET; for its turn 1 PUT + the sweep."""
-        cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
+        cell = self._storage.sweeps()
         try:
             seen = cell.read()
         except Corrupt:
@@ -169,7 +170,12 @@ class Sweeper:
             return
         retained_at = seen.value.retained_at if seen else now
         retain = seen is not None and now - retained_at > timedelta(seconds=RETAIN_EVERY_S)
-        turn = SweepRecord(worker_id=self._runtime.owner, begun_at=now, retained_at=now if retain else retained_at)
+        turn = SweepRecord(
+            worker_id=self._runtime.owner,
+            begun_at=now,
+            retained_at=now if retain else retained_at,
+            retention_s=self._policy.kept_s,
+        )
         try:
             if seen is None:
                 cell.create(turn)
@@ -204,7 +210,7 @@ class Sweeper:
 
     def retain(self) -> int:
         """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`, then the steps of
-        failed tasks that can no longer be retried: their ids may be used again.
+        failed tasks that can no longer be retried: their ids may be used again. Nothing goes if they are kept for ever.
 
         What belongs to an entry that has not ended has no age, nor a receipt while a retry of its task is there:
         retention counts from the end. An entry's own receipt goes after all else that has its name, except steps, which
@@ -213,7 +219,9 @@ class Sweeper:
         are old failures or shapes, 1 LIST per 1,000 objects of pending/ more, and 1 GET for each old shape. 1 to 3
         HEADs for each entry with old parts that has not ended.
         """
-        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
+        if self._policy.kept_s is None:
+            return 0
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
         expiry = Expiry()
         for stat in self._store.list(self._keys.failed):
             expiry.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)

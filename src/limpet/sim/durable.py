@@ -429,7 +429,7 @@ def _steps_are_written_once(bucket: Bucket) -> None:
 
 
 def _steps_go_after_the_receipt(bucket: Bucket) -> None:
-    """A step is removed when its task has ended; that of a failed one, when it is retried or cancelled."""
+    """A step is removed when its task has ended; that of a failed or cancelled one, when it is retried."""
     receipts: dict[str, Receipt] = {}
     present: dict[str, float] = {}
     for applied in bucket.changes(f"{FLOWS.root}/"):
@@ -449,9 +449,9 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
         whole = receipts.get(FLOWS.completed_of(entry))
         done = FLOWS.completed_of(name) in receipts or (whole is not None and lists_done(whole, part[1]))
         cancelled = receipts.get(FLOWS.failed_of(entry))
-        over = done or (cancelled is not None and cancelled.state == "cancelled")
-        ended = over or (failed is not None and failed.state != "failed")
-        if failed is not None and failed.state == "failed" and not done:
+        over = done or (is_batch(entry) and cancelled is not None and cancelled.state == "cancelled")
+        ended = over or (failed is not None and failed.state == "retried")
+        if failed is not None and failed.state in ("failed", "cancelled") and not done:
             raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
         if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")
@@ -478,7 +478,7 @@ def _no_steps_are_left(bucket: Bucket) -> None:
         name = f"{part[0]}.{part[1]}" if is_batch(part[0]) else part[0]
         blob = bucket.objects.get(FLOWS.failed_of(name))
         receipt = msgspec.json.decode(blob.data, type=Receipt) if blob else None
-        if receipt is None or receipt.state != "failed":
+        if receipt is None or receipt.state not in ("failed", "cancelled"):
             raise Violation(f"{key} is left behind: its task has ended")
 
 

@@ -328,6 +328,8 @@ class OldStorage(Storage):
 class OldActor(LivesActor):
     """A worker of the last release: its handlers have no `limpet.step`, and so fail."""
 
+    expected = (*LivesActor.expected, Unsupported)
+
     def __init__(self, actors: LivesActors, process: SimProcess) -> None:
         super().__init__(actors, process)
         self.queue.storage.__class__ = OldStorage
