@@ -273,8 +273,8 @@ QUEUE_BUGS = [
         0,
         (
             "Sweeper.retain",
-            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)",
-            "before = self._runtime.wall() - timedelta(seconds=self._policy.retention_s)",
+            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)",
+            "before = self._runtime.wall() - timedelta(seconds=self._policy.kept_s)",
         ),
         scenario="queue/test_sweep.py::test_retention_does_not_look_at_the_wall_clock",
     ),
