@@ -20,11 +20,13 @@ QUEUE_BUGS = [
         "retry swaps the receipt first",
         "H1",
         64,
-        ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
-            "_retry",
-            "self._storage.receipt(key).attempt(seen, retried)",
-            'self._storage.receipt(key).attempt(seen, retried)\nself._place(f"{entry}{RETRY_MARK}{life}", task)',
+            "Admin._retry",
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
+            "name_ = retry_name(first_name(receipt.id), number, tag)\n"
+            'first = msgspec.structs.replace(receipt, state="retried", retried_as=name_)\n'
+            "self._storage.receipt(key).attempt(seen, first)\n"
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
         ),
     ),
     _bug(
@@ -206,7 +208,7 @@ QUEUE_BUGS = [
         "F3",
         1,
         (
-            "Pusher.push_many",
+            "Pusher._put_group",
             "if isinstance(answer, Conflict | OutcomeUnknown):",
             "if isinstance(answer, OutcomeUnknown):\n    pass\nelif isinstance(answer, Conflict):",
         ),
@@ -271,8 +273,8 @@ QUEUE_BUGS = [
         0,
         (
             "Sweeper.retain",
-            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)",
-            "before = self._runtime.wall() - timedelta(seconds=self._policy.retention_s)",
+            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)",
+            "before = self._runtime.wall() - timedelta(seconds=self._policy.kept_s)",
         ),
         scenario="queue/test_sweep.py::test_retention_does_not_look_at_the_wall_clock",
     ),
@@ -357,6 +359,12 @@ QUEUE_BUGS = [
         57,
         ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
+    _bug(
+        "a task that was read long before its claim is trusted, in the plain scenario",
+        "H9",
+        0,
+        ("BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
+    ),
     _far(
         "a lease goes together with its task",
         "H9",
@@ -409,7 +417,7 @@ QUEUE_BUGS = [
         "a page without a free entry is all that there is",
         "what waits runs",
         0,
-        (Change("queue.BucketQueue._try_claim", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
+        (Change("queue.BucketQueue._look", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
         "queue/test_bell.py::test_a_page_of_a_long_backlog_without_a_free_entry_is_soon_followed_by_another",
     ),
     Bug(

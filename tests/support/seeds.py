@@ -11,6 +11,7 @@ SEEDS = {
     "queue_far": 500,
     "durable": 1_000,
     "backup": 200,
+    "lives": 400,
     "supervisor": 1_000,
     "index": 1_000,
     "index_far": 500,

@@ -65,10 +65,11 @@ from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, Pushed
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
+from limpet.queue.standstill import Standstill
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime, in_thread, pause, ulid, ulid_ms
-from limpet.store.api import Stat, Store, Version
+from limpet.store.api import Stat, Store, Version, batched
 from limpet.store.sources import FileSource
 from limpet.tracing import OTEL, span
 
@@ -660,10 +661,14 @@ class BucketQueue(AsyncQueue):
         steps = RUNNING.get()
         if steps is not None:
             encoded = [*encoded]  # in a task the iterable may ask for steps itself
-        if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
-        else:
-            entries = self._push_many(encoded, batch=batch, id=id)
+        try:
+            if steps is not None and steps.numbers_push(has_id=id is not None):
+                entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
+            else:
+                entries = self._push_many(encoded, batch=batch, id=id)
+        except OutcomeUnknown as error:
+            error.pushed = [*map(self._handle, error.pushed)]
+            raise
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
@@ -776,6 +781,13 @@ class BucketQueue(AsyncQueue):
         failed/: only receipts tell failed tasks from cancelled ones."""
         self._drop_ended()
         return self.inspect.stats()
+
+    def standstill(self) -> list[str] | None:
+        """Cost: 1 LIST per 1,000 objects of the backlog; while all tasks are suspended 1 GET for each lease, and for
+        each signal or task that they wait for.
+        """
+        self._drop_ended()
+        return Standstill(self._store, self._runtime).reasons(self.storage.keys)
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Cost: 1 or 2 LISTs + 1 GET an entry."""
@@ -1184,25 +1196,49 @@ class BucketQueue(AsyncQueue):
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
         if not wanted:
             return True
-        if any(self._is_there(candidate.entry, look, seen.version) for look in wanted):
+        if self._is_there(candidate.entry, wanted, seen.version):
             return True
         pace_s = look_again_s((now - modified).total_seconds())
         self.discovery.rests(candidate, at_s + pace_s, ring_s=at_s + LOOK_AGAIN_S)
         self._expect_s(at_s + pace_s)
         return False
 
-    def _is_there(self, entry: str, look: WaitingStep, version: Version) -> bool:
-        """Whether a task has what it waits for: the signal, or the end of all entries that its lease names.
+    def _is_there(self, entry: str, wanted: Sequence[WaitingStep], version: Version) -> bool:
+        """Whether one of the tasks of an entry has what it waits for.
+
+        Cost: 1 GET for a signal, for several 1 LIST and 1 GET for each that has come; mostly 1 HEAD for each task that
+        waits for others, 32 at once in a bucket.
+        """
+        signals = {
+            self.storage.keys.signal(entry, look.n, look.signal): look for look in wanted if look.signal is not None
+        }
+        if len(signals) > 1:
+            come = {stat.key for stat in self._store.list(self.storage.keys.signals_of(entry))}
+            signals = {key: look for key, look in signals.items() if key in come}
+        if any(self._has_come(entry, look) for look in signals.values()):
+            return True
+        others = [look for look in wanted if look.signal is None]
+        at_once = self._store.at_once if self._store.far else 1
+        return any(
+            any(self._runtime.fan_out(partial(self._have_ended, version=version), group, at_once=at_once))
+            for group in batched(others, lambda look: 1, size=at_once)
+        )
+
+    def _has_come(self, entry: str, look: WaitingStep) -> bool:
+        """Whether the signal that a task waits for is there.   Cost: 1 GET."""
+        assert look.signal is not None
+        try:
+            seen = self.storage.signal(entry, look.n, look.signal).read()
+        except (Corrupt, Unsupported):
+            return True  # the run of the task says so
+        return seen is not None and (look.life is None or is_of(seen.value.life, look.life))
+
+    def _have_ended(self, look: WaitingStep, *, version: Version) -> bool:
+        """Whether all entries have ended that the lease names for a task.
 
         What is gone is not looked for again on behalf of the same `version` of the lease. A later one may name an entry
-        again that was only delayed.
+        again that was only delayed.   Cost: mostly 1 HEAD.
         """
-        if look.signal is not None:
-            try:
-                seen = self.storage.signal(entry, look.n, look.signal).read()
-            except (Corrupt, Unsupported):
-                return True  # the run of the task says so
-            return seen is not None and (look.life is None or is_of(seen.value.life, look.life))
         for key in look.awaits:
             gone = f"{version} {key}"
             if gone in self._gone:

@@ -15,15 +15,16 @@ from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_scheduled, parts_of_step
 from limpet.lease import State
-from limpet.queue import BucketQueue, Fail, Policy, Result, Task
+from limpet.queue import BucketQueue, Fail, Policy, Result, Task, decide
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of, lists_done
 from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
-from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
@@ -38,6 +39,8 @@ QUIET_S = 700.0
 """After this time no duplicate of a request is in flight, and what is left of a crash is old enough for a sweep."""
 SLEEP_S = 15.0
 SIGNAL_S = 40.0
+FULL_BYTES, FULL_RECORD_BYTES = 250, 1_560
+"""The room for suspensions, for errors, and for a lease as a whole, where leases are at their limit."""
 NAP_S = 4_000.0
 SET_BACK_S = 3_600.0
 """How far the store's clock is set back during a sleep of `NAP_S`."""
@@ -132,6 +135,14 @@ class DurableActors(Actors):
         self.bad_batches = chance(68) < 0.5
         """Whether the tasks of a batch fail, each for itself, and are retried."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
+
+    @staticmethod
+    def tuning(world: World, plan: RunPlan) -> Settings:
+        """In some seeds leases are at their size limit: a batch has less room than its tasks wait for."""
+        if world.chance(70) >= 0.25:
+            return {}
+        shares = {(decide, name): FULL_BYTES for name in ("SUSPENSIONS_BYTES_MAX", "ERRORS_BYTES_MAX")}
+        return {**shares, (records, "RECORD_BYTES_MAX"): FULL_RECORD_BYTES}
 
     def act(self) -> None:
         self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
@@ -421,7 +432,7 @@ def _steps_are_written_once(bucket: Bucket) -> None:
 
 
 def _steps_go_after_the_receipt(bucket: Bucket) -> None:
-    """A step is removed when its task has ended; that of a failed one, when it is retried or cancelled."""
+    """A step is removed when its task has ended; that of a failed or cancelled one, when it is retried."""
     receipts: dict[str, Receipt] = {}
     present: dict[str, float] = {}
     for applied in bucket.changes(f"{FLOWS.root}/"):
@@ -441,9 +452,9 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
         whole = receipts.get(FLOWS.completed_of(entry))
         done = FLOWS.completed_of(name) in receipts or (whole is not None and lists_done(whole, part[1]))
         cancelled = receipts.get(FLOWS.failed_of(entry))
-        over = done or (cancelled is not None and cancelled.state == "cancelled")
-        ended = over or (failed is not None and failed.state != "failed")
-        if failed is not None and failed.state == "failed" and not done:
+        over = done or (is_batch(entry) and cancelled is not None and cancelled.state == "cancelled")
+        ended = over or (failed is not None and failed.state == "retried")
+        if failed is not None and failed.state in ("failed", "cancelled") and not done:
             raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
         if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")
@@ -470,7 +481,7 @@ def _no_steps_are_left(bucket: Bucket) -> None:
         name = f"{part[0]}.{part[1]}" if is_batch(part[0]) else part[0]
         blob = bucket.objects.get(FLOWS.failed_of(name))
         receipt = msgspec.json.decode(blob.data, type=Receipt) if blob else None
-        if receipt is None or receipt.state != "failed":
+        if receipt is None or receipt.state not in ("failed", "cancelled"):
             raise Violation(f"{key} is left behind: its task has ended")
 
 
