@@ -113,6 +113,19 @@ class HeldLease(Generic[R]):
         if why is not None:
             raise LeaseLost(why)
 
+    def confirm(self) -> None:
+        """Raise unless this process still holds the lease: then what it wrote before this call was written under it.
+
+        A process that has slept past its `ttl_s` still holds the lease if no other one has taken it.
+        Raises: LeaseLost; Unavailable.   Cost: no request within `ttl_s` of the last renewal, else 1 GET.
+        """
+        if not self.lost:
+            return
+        self._check_not_ended()
+        seen = self._cell.read()
+        if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:
+            raise self._end(f"the lease of {self.name!r} (token {self.token}) ran out, and is no longer ours")
+
     def progress(self) -> None:
         """Report progress, so that the renewer of `hold(stall_s=...)` keeps renewing."""
         self._progress_at_s = self._runtime.elapsed_s()
