@@ -835,7 +835,7 @@ def sleep(seconds: float) -> None:
         steps.sleep(steps.take(), wait_s)
 
 
-def sleep_async(seconds: float) -> Awaitable[None]:
+def sleep_async(seconds: float) -> Coroutine[Any, Any, None]:
     """`sleep`, for coroutines."""
     wait_s = _seconds(seconds, "a sleep")
     steps = RUNNING.get()
@@ -858,7 +858,9 @@ def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = No
     return steps.gather(_two(steps, limit_s), handles, limit_s)
 
 
-def gather_async(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> Awaitable[list[Result]]:
+def gather_async(
+    tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None
+) -> Coroutine[Any, Any, list[Result]]:
     """`gather`, for coroutines."""
     handles = _handles(tasks)
     steps = RUNNING.get()
@@ -896,7 +898,7 @@ def wait_signal(name: str, *, timeout_s: float | None = None, default: Any = Non
     return steps.wait_signal(_two(steps, limit_s), name, limit_s, default)
 
 
-def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Awaitable[Any]:
+def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Coroutine[Any, Any, Any]:
     """`wait_signal`, for coroutines."""
     steps = _needed()
     limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
