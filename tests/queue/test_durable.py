@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import re
 import threading
+import time
 import typing
 from collections import Counter
 from collections.abc import Callable
@@ -899,6 +900,156 @@ def test_a_thread_that_knows_the_task_may_make_no_step_of_it(ground: Ground) -> 
     assert plain.result().value == 1
     assert "a step is made by the handler's own thread" in (refused.result().error or "")
     assert ground.ran == [0, 1, 0]
+
+
+# ---- steps that are under way ----
+
+
+def _suspended() -> bool:
+    steps = RUNNING.get()
+    assert steps is not None
+    return steps.suspended is not None
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+@pytest.mark.parametrize("group", [False, True], ids=["gather", "group"])
+def test_a_step_that_has_begun_is_recorded_before_the_task_is_suspended(
+    ground: Ground, group: bool, plain: bool
+) -> None:
+    """A suspension beside it must not leave it half-way: it would be begun again."""
+    begun = asyncio.Event() if not plain else threading.Event()
+
+    async def charge() -> str:
+        begun.set()
+        while not _suspended():
+            await asyncio.sleep(0)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    def charge_in_a_thread() -> str:
+        begun.set()
+        while not _suspended():
+            time.sleep(0.001)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> Any:
+        charging = limpet.step_async(charge_in_a_thread if plain else charge, name="charge")
+        waiting_ = limpet.sleep_async(60)
+
+        async def wait() -> None:
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            await waiting_
+
+        if group:
+            async with asyncio.TaskGroup() as tasks:
+                paid = tasks.create_task(charging)
+                tasks.create_task(wait())
+            return paid.result()
+        return (await asyncio.gather(charging, wait()))[0]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == "charged"
+    assert ground.ran == ["charged"]
+    assert ground.kinds("suspended", "done", "retry", "failed") == ["suspended", "done"]
+
+
+def test_a_step_that_has_not_begun_when_the_task_is_suspended_does_not_begin(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> Any:
+        later = limpet.step_async(ground.note, "after", name="note")
+        try:
+            await limpet.sleep_async(60)
+        finally:
+            await later
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    assert (ground.ran, ground.kinds("suspended")) == ([], ["suspended"])
+    ground.work(report)
+    assert (pushed.result().state, ground.ran) == ("completed", ["after"])
+
+
+def test_a_step_beside_one_that_fails_is_cancelled_before_the_verdict(ground: Ground) -> None:
+    """It records nothing, and is begun again: only a suspension waits for it."""
+    ended: list[str] = []
+
+    async def charge() -> str:
+        task = limpet.current_task()
+        assert task is not None
+        ground.note(task.attempt)
+        try:
+            await asyncio.sleep(60 if task.attempt == 1 else 0)
+        finally:
+            ended.append(f"ended before the verdict: {ground.kinds('retry')}")
+        return "charged"
+
+    async def fail() -> str:
+        task = limpet.current_task()
+        assert task is not None
+        while not ground.ran:
+            await asyncio.sleep(0)
+        if task.attempt == 1:
+            raise RuntimeError("no money")
+        return "paid"
+
+    @ground.fleet.task("report", max_attempts=2, backoff_s=0.0)
+    async def report() -> Any:
+        return await asyncio.gather(limpet.step_async(charge), limpet.step_async(fail))
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == (["charged", "paid"], [1, 2])
+    assert ended[0] == "ended before the verdict: []"
+
+
+def test_a_plain_step_in_its_thread_is_recorded_although_its_coroutine_is_cancelled(ground: Ground) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def charge() -> str:
+        begun.set()
+        assert cancelled.wait(30)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    @ground.fleet.task("report", max_attempts=2, backoff_s=0.0)
+    async def report() -> Any:
+        charging = asyncio.create_task(limpet.step_async(charge))
+        task = limpet.current_task()
+        assert task is not None
+        if task.attempt == 1:
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            charging.cancel()
+            asyncio.get_running_loop().call_soon(cancelled.set)
+        return await charging
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == ("charged", ["charged"])
+    assert ground.kinds("retry", "done") == ["retry", "done"], "the handler's coroutine was cancelled all the same"
+
+
+@pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+def test_whatever_a_step_raises_reaches_its_handler(ground: Ground, plain: bool, leaves: type[BaseException]) -> None:
+    async def coroutine() -> None:
+        raise leaves("no money")
+
+    def thread() -> None:
+        raise leaves("no money")
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> str:
+        try:
+            await limpet.step_async(thread if plain else coroutine, name="charge")
+        except BaseException as error:  # noqa: BLE001
+            return repr(error)
+        return "nothing"
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value or "").startswith(("RuntimeError", leaves.__name__))
 
 
 # ---- what a step was called with ----
