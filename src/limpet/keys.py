@@ -77,6 +77,7 @@ _STEP = re.compile(r"(?P<entry>[^/]+)/(?P<task>[0-9]{1,3})\.(?P<number>[0-9]{4})
 _SIGNAL = re.compile(r"(?P<entry>[^/]+)/signals/(?P<task>[0-9]{1,3})\.[^/]+\.json")
 _MINTED = re.compile(r"[0-9a-z]{26}(-[0-9]{1,4})?(\.[0-9]{1,4})?")
 _ULID = re.compile("[0-7][0-9a-hjkmnp-tv-z]{25}")
+_RETRY = re.compile("(?P<number>[0-9]{1,9})(?P<tag>-[0-9a-z]{10})?")
 _NOT_DIGITS = re.compile("[^0-9]")
 _LOG = re.compile(r"sync/([^/]+)/([0-9]{10})\.jsonl")
 _QUEUE_OBJECT = re.compile(
@@ -276,7 +277,7 @@ def entry_of(id_: str) -> str:
     if not isinstance(id_, str) or not id_:
         raise Invalid(f"a task id is a non-empty string, not {id_!r}")
     base, mark, life = id_.rpartition(RETRY_MARK)
-    if mark and _is_number(life):
+    if mark and _RETRY.fullmatch(life):
         return f"{base if is_minted(base) else segment(base)}{mark}{life}"
     return id_ if is_minted(id_) else segment(id_)
 
@@ -298,12 +299,36 @@ def is_batch(entry: str) -> bool:
     return bool(dash) and _is_number(count) and is_minted(entry)
 
 
+def retry_of(name: str) -> tuple[str, int, str] | None:
+    """The first name of a retry, its number and its tag; None for a name that is not a retry."""
+    base, mark, life = name.rpartition(RETRY_MARK)
+    found = _RETRY.fullmatch(life) if mark else None
+    return (base, int(found["number"]), found["tag"] or "") if found else None
+
+
+def retry_name(base: str, number: int, tag: str = "") -> str:
+    """The name, or the id, of a retry. A `tag` tells it from that of another life, which has the name without one."""
+    return f"{base}{RETRY_MARK}{number}{tag}"
+
+
+def retry_tag(life: str) -> str:
+    """The tag of the retries of a life."""
+    return f"-{derived('retry', life)[1:11]}"
+
+
+def first_name(name: str) -> str:
+    """The name, or the id, that a task had before it was ever retried."""
+    part = retry_of(name)
+    return part[0] if part else name
+
+
 def life_before(name: str) -> str | None:
     """The name that was retried as this one; None for a name that is not a retry."""
-    base, mark, life = name.rpartition(RETRY_MARK)
-    if not mark or not _is_number(life):
+    part = retry_of(name)
+    if part is None:
         return None
-    return base if life == "1" else f"{base}{RETRY_MARK}{int(life) - 1}"
+    base, number, tag = part
+    return base if number <= 1 else retry_name(base, number - 1, tag)
 
 
 def name_of_receipt(key: str) -> str:
@@ -356,6 +381,11 @@ def parts_of_scheduled(key: str) -> tuple[datetime, str] | None:
     due_at, name = key.rsplit("/", 2)[1:]
     due, entry = due_of(due_at), name.removesuffix(".json").rpartition("@")[0]
     return (due, entry) if due is not None and entry else None
+
+
+def write_id_of_scheduled(key: str) -> str:
+    """The write id of a delayed push."""
+    return key.rsplit("/", 1)[1].removesuffix(".json").rpartition("@")[2]
 
 
 def _is_number(text: str) -> bool:

@@ -33,6 +33,7 @@ from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
 from limpet.queue.steps import RUNNING, TaskSteps, gathered_bytes
 from limpet.runtime import ulid
+from limpet.store import Blob
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
 from support.queue import TTL_S, World
@@ -334,13 +335,14 @@ def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> N
     pushed = report.push()
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    check = queue._admin._check_waits
+    life = queue._admin._life_of_waiting
 
-    def then_it_fails(id_: str, entry: str) -> None:
-        check(id_, entry)
+    def then_it_fails(*of: Any) -> Any:
+        found = life(*of)
         ground.work(report)
+        return found
 
-    queue._admin._check_waits = then_it_fails
+    queue._admin._life_of_waiting = then_it_fails
     with pytest.raises(Missing, match="has failed"):
         queue.signal(pushed.id, "approved")
 
@@ -468,6 +470,12 @@ def test_cancel_ends_a_suspended_task_at_once(ground: Ground) -> None:
     assert len(ground.left()) == 2
     assert report.queue.cancel(pushed.id)
     assert pushed.result().state == "cancelled"
+    assert len(ground.left()) == 2, "its steps stay for a retry"
+    [again] = report.queue.retry(pushed.id)
+    ground.runtime.sleep(86400)
+    ground.work(report)
+    assert report.queue.result(again).state == "completed"
+    assert ground.ran == ["before"]
     assert ground.left() == []
 
 
@@ -892,8 +900,9 @@ def test_a_thread_that_knows_the_task_may_make_no_step_of_it(ground: Ground) -> 
     def report(knows: bool) -> int:
         limpet.step(ground.note, 0, name="first")
         with ThreadPoolExecutor(1) as pool:
-            call = partial(contextvars.copy_context().run, limpet.step) if knows else limpet.step
-            return int(pool.submit(call, ground.note, 1).result())
+            call: Callable[[], Any] = partial(limpet.step, ground.note, 1)
+            call = partial(contextvars.copy_context().run, call) if knows else call
+            return int(pool.submit(call).result())
 
     plain, refused = report.push(False), report.push(True)
     ground.work(report)
@@ -1144,6 +1153,7 @@ def test_a_record_without_a_digest_is_accepted_as_it_is(ground: Ground) -> None:
         value = limpet.step(ground.note, "any", name="first")
         if task.attempt == 1:
             [blob] = _storage(ground, "report").step_blobs(task.id, 0).values()
+            assert isinstance(blob, Blob)
             record = msgspec.json.decode(blob.data)
             assert len(record.pop("sha256")) == 64
             [key] = ground.left()

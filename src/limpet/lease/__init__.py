@@ -113,7 +113,7 @@ class HeldLease(Generic[R]):
         if why is not None:
             raise LeaseLost(why)
 
-    def confirm(self) -> None:
+    def check_held(self) -> None:
         """Raise unless this process still holds the lease: then what it wrote before this call was written under it.
 
         A process that has slept past its `ttl_s` still holds the lease if no other one has taken it.
@@ -176,7 +176,7 @@ class HeldLease(Generic[R]):
             self._check_not_ended()
             tried_before, self._freeing = self._freeing, True
             now = self._swap(change)
-            freed_before = tried_before and now is not None and now.token == self.token
+            freed_before = tried_before and now is not None and self._is_of_this_claim(now)
             if now is not None and not freed_before:
                 raise self._end(f"lock {self.name!r} was taken from token {self.token}")
             self._ended = RELEASED
@@ -200,6 +200,7 @@ class HeldLease(Generic[R]):
         """Swap the record for `change(record)`. Returns None, or the record of another holder if the lease is lost.
 
         A token is given to one holder only, so a held record with our token is ours, whichever of our swaps wrote it.
+        (Names that are deleted may begin anew at token 1: there the holder and the time of its claim tell them apart.)
         After an unclear swap we therefore read the record again, and a swap of ours that lands late does not end the
         lease.
         """
@@ -207,7 +208,7 @@ class HeldLease(Generic[R]):
         if seen is None:
             raise self._end(f"the record of lock {self.name!r} is gone")
         for _ in range(SWAPS_MAX):
-            if seen.value.token != self.token or seen.value.state is not State.HELD:
+            if not self._is_of_this_claim(seen.value) or seen.value.state is not State.HELD:
                 return seen.value
             try:
                 outcome = self._cell.attempt(seen, change(seen.value))
@@ -223,6 +224,10 @@ class HeldLease(Generic[R]):
                 case Lost(now) | Unclear(now):
                     seen = now
         raise OutcomeUnknown(f"lock {self.name!r} was swapped by late writes of our own {SWAPS_MAX} times")
+
+    def _is_of_this_claim(self, record: R) -> bool:
+        ours = self._seen.value
+        return (record.token, record.worker_id, record.created_at) == (ours.token, ours.worker_id, ours.created_at)
 
     def _end(self, why: str) -> LeaseLost:
         self._ended = why

@@ -33,7 +33,8 @@ class State(Enum):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lock. `created_at`, `heartbeat_at` and `expires_at` are labels for people; no decision uses them."""
+    """Who holds a lock. `created_at`, `heartbeat_at` and `expires_at` are labels for people; no decision
+    compares them with a clock."""
 
     state: State
     name: Text

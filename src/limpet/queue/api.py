@@ -254,6 +254,10 @@ class Task(Protocol):
         """Its id: the one that was given to `push`, or a generated one."""
 
     @property
+    def key(self) -> str:
+        """Its idempotency key: the same in every attempt and every retry, another one for each push of an id."""
+
+    @property
     def payload(self) -> Any:
         """What was pushed."""
 

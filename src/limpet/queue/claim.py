@@ -40,7 +40,7 @@ from limpet.queue.decide import (
     start_order,
     task_receipt,
 )
-from limpet.queue.durable import origin_of
+from limpet.queue.durable import life_of, may_have_begun, may_have_steps, origin_of
 from limpet.queue.entry import (
     DELAY_MAX_S,
     NOTHING,
@@ -126,6 +126,10 @@ class EntryTask:
     @property
     def id(self) -> str:
         return self._claim.content.ids[self._n]
+
+    @property
+    def key(self) -> str:
+        return self._claim.life(self._n)
 
     @property
     def lost(self) -> bool:
@@ -426,20 +430,34 @@ class EntryClaim:
             if n not in self._progress.durable:
                 self._progress.durable.append(n)
 
-    def confirm(self) -> None:
+    def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
 
-        Raises: LeaseLost; Unavailable.   Cost: as `HeldLease.confirm`.
+        Raises: LeaseLost; Unavailable.   Cost: as `HeldLease.check_held`.
         """
-        self._lease.confirm()
+        self._lease.check_held()
 
     def _durable(self) -> set[int]:
         """The tasks that have recorded steps."""
         return {*self._lease.record.durable, *self._progress.durable}
 
+    def life(self, n: int) -> str:
+        """The life of task `n`."""
+        return life_of(self.entry, n, self.content, batch=self.batch)
+
     def origin(self, n: int) -> str:
-        """The name from which those of the pushes of task `n` are derived."""
+        """What the names of the pushes of task `n` are derived from."""
         return origin_of(self.storage.keys, self.entry, n, self.content, batch=self.batch)
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether an earlier attempt, or the task that this one retries, may have recorded steps."""
+        return may_have_begun(self.content, token=self.token, epoch=self.storage.epoch)
+
+    def confirm(self) -> None:
+        """Return if the entry is still ours, by a swap of its lease.   Raises: LeaseLost.   Cost: 1 PUT."""
+        with self._writing:
+            self._lease.rewrite(self._written)
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
@@ -689,8 +707,9 @@ class EntryClaim:
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
-        if state == "failed" and n in self._durable():
+        if state == "failed" and may_have_steps(record, self.content, self._durable(), n, epoch=self.storage.epoch):
             about["origin"] = self.origin(n)
+        about["life"] = self.life(n)
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:

@@ -405,8 +405,11 @@ def handed_back(record: EntryLease, returned: Collection[int], *, started: Colle
 
 
 def cancelled(record: EntryLease) -> EntryLease:
-    """The record of an entry that no worker may take any more."""
-    return msgspec.structs.replace(record, state=State.CANCELLED, running=None, beside=[], suspended={})
+    """The record of an entry that no worker may take any more. One that holds it goes on until it notices."""
+    contested = record.contested or record.state is State.HELD
+    return msgspec.structs.replace(
+        record, state=State.CANCELLED, running=None, beside=[], suspended={}, contested=contested
+    )
 
 
 def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
@@ -494,10 +497,11 @@ def task_receipt(
     error: str | None = None,
     trace: str | None = None,
     origin: str | None = None,
+    life: str | None = None,
 ) -> Receipt:
     """The receipt of task `n`. One that failed before keeps the errors of its attempts, this one's among them.
 
-    `origin`: it has recorded steps, and its pushes were named after that task.
+    `origin`: it may have recorded steps, and that is what the names of its pushes are derived from.
     """
     errors: list[AttemptRecord] = []
     if state == "failed" and record.errors.get(n):
@@ -520,6 +524,7 @@ def task_receipt(
         errors=errors,
         retries=content.retries,
         origin=origin,
+        life=life,
     )
 
 

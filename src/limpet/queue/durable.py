@@ -16,7 +16,7 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
-from limpet.keys import QueueKeys, derived, queue_place
+from limpet.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
 from limpet.lease import State
 from limpet.queue.decide import aged, open_tasks
 from limpet.queue.entry import (
@@ -24,6 +24,8 @@ from limpet.queue.entry import (
     REASON_CHARS_MAX,
     Content,
     EntryLease,
+    GatheredStep,
+    Receipt,
     StepKind,
     StepRecord,
     Suspension,
@@ -139,11 +141,115 @@ def agreed(outcome: Outcome[StepRecord]) -> Versioned[StepRecord]:
             return now
 
 
-def origin_of(keys: QueueKeys, entry: str, n: int, content: Content, *, batch: bool) -> str:
-    """The name from which those of a task's pushes, and the keys of its steps, are derived: another one for each push,
-    since an id can be used again when its receipt has expired. A retry that keeps the recorded steps keeps it.
+# ---- the life of a task ----
+
+
+def life_of(entry: str, n: int, content: Content, *, batch: bool) -> str:
+    """The life of a task: the write id of its push, with the number of a task of a batch. A retry goes on with that of
+    the task that it retries, so every push of an id is another life, and every attempt and retry the same.
     """
-    return content.origin or f"{keys.root}/{task_name(entry, n, batch=batch)}@{content.write_id}"
+    if content.life or content.origin:
+        return content.life or life_in(content.origin)
+    return f"{content.write_id}.{n}" if batch else content.write_id
+
+
+def life_in(origin: str) -> str:
+    """The life in an origin, the text in which older records have it."""
+    name, _, write_id = origin.rpartition("@")
+    part = batch_of(name.rpartition("/")[2])
+    return f"{write_id}.{part[1]}" if part else write_id
+
+
+def origin_of(keys: QueueKeys, entry: str, n: int, content: Content, *, batch: bool) -> str:
+    """What the names of a task's pushes and the keys of its steps are derived from: its queue, the first name that it
+    had, and its life. Every version derives the same.
+    """
+    if content.origin:
+        return content.origin
+    name = task_name(entry, n, batch=batch)
+    name = first_name(name) if content.life else name
+    return f"{keys.root}/{name}@{(content.life or content.write_id).partition('.')[0]}"
+
+
+def life_of_receipt(key: Key, receipt: Receipt) -> str:
+    """The life of the task that a receipt is about. For one that does not say it, a text that no other receipt has."""
+    if receipt.life:
+        return receipt.life
+    return life_in(receipt.origin) if receipt.origin else derived("life", key, receipt.finished_at.isoformat())
+
+
+def next_scratch(life: str, retry: int) -> str:
+    """The life of a retry that starts from scratch: another one, the same whenever the same receipt is retried so."""
+    return derived("scratch", life, retry)
+
+
+def is_retry(named: str, pushed_at: datetime | None, receipt: Receipt, life: str) -> bool:
+    """Whether a task that has the name of a retry is one of the failed task with that receipt and life.
+
+    `named`: the life that it says it has. If none, an older version pushed it: a retry is pushed after what it retries.
+    """
+    if named:
+        return named in (life, next_scratch(life, receipt.retries + 1))
+    return pushed_at is not None and receipt.pushed_at is not None and pushed_at >= receipt.pushed_at
+
+
+class _LifeOf(msgspec.Struct, frozen=True):
+    """What a step and a signal say of their life."""
+
+    life: str | None = None
+
+
+def is_copy(stored: bytes, source: bytes, life: str) -> bool:
+    """Whether what has the name of a copied step is that copy, or a step of the same life."""
+    said = life_said(stored)
+    return stored == source or said == life or (said is None and life_said(source) is None)
+
+
+def life_said(data: bytes) -> str | None:
+    """The life in a step or a signal; None if it has none, or cannot be read."""
+    try:
+        return msgspec.json.decode(data, type=_LifeOf).life
+    except msgspec.DecodeError:
+        return None
+
+
+def asks_again(steps: Mapping[int, StepRecord]) -> set[int]:
+    """The steps that a retry does not keep: a gather in which a task had not completed, if no step follows it, and its
+    time limit. The task may have been retried since.
+    """
+    last = max(steps, default=-1)
+    if last < 0 or steps[last].kind != "gather":
+        return set()
+    try:
+        ends = msgspec.json.decode(steps[last].value, type=GatheredStep).tasks
+    except msgspec.DecodeError:
+        return set()
+    if all(end.state == "completed" for end in ends):
+        return set()
+    timer = steps.get(last - 1)
+    return {last, last - 1} if timer is not None and (timer.kind, timer.name) == ("timer", "gather") else {last}
+
+
+def may_have_begun(content: Content, *, token: int, epoch: int) -> bool:
+    """Whether a claim may find recorded steps of its task's life: not a first claim of a first push in this epoch of
+    the fleet. In a restored backup the steps may be newer than the lease.
+    """
+    return token > 1 or bool(content.life or content.origin) or content.epoch != epoch
+
+
+def may_have_steps(
+    record: EntryLease | None, content: Content, durable: Collection[int], n: int, *, epoch: int
+) -> bool:
+    """Whether task `n` of an entry that ends may have recorded steps, so that a retry has to look for them.
+
+    `durable`: the tasks of which that is known. A holder that died, or was cancelled, may have recorded some of which
+    the lease does not know.
+    """
+    contested = record is not None and record.contested
+    return contested or n in durable or content.has_steps or content.epoch != epoch
+
+
+# ---- names and keys ----
 
 
 def pushed_name(origin: str, number: int) -> str:
@@ -187,12 +293,14 @@ def waiting(
     wall: datetime,
     awaits: Sequence[str] = (),
     signal: str | None = None,
+    life: str | None = None,
     left: float | None = None,
     delayed_s: float = 0.0,
 ) -> tuple[float, Suspension]:
     """How long a task rests that waits for other tasks or a signal, and the suspension.
 
     `before`: that of the same task's last claim; a task that waits at the same step is looked at less and less often.
+    `life`: that of a task that waits for a signal.
     `left`: in how many seconds its own time is up. `delayed_s`: in how many seconds all that it waits for are due.
     """
     since, waited_s = (wall, 0.0) if before is None or before.step != step else (before.since, before.waited_s)
@@ -206,16 +314,18 @@ def waiting(
         due_s=None if left is None else max(0.0, left),
         awaits=[*awaits[:AWAITS_MAX]],
         signal=signal,
+        life=life,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingStep:
-    """What to look for on behalf of one task: entries that must be gone, a signal that must be there."""
+    """What to look for on behalf of one task: entries that must be gone, a signal to its life that must be there."""
 
     n: int
     awaits: Sequence[str]
     signal: str | None
+    life: str | None = None
 
 
 def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> list[WaitingStep]:
@@ -233,7 +343,7 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
         each = record.suspended.get(n)
         if each is None or not (each.awaits or each.signal) or (each.due_s is not None and each.due_s <= since_s):
             return []
-        found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal))
+        found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal, each.life))
     return found
 
 

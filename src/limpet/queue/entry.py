@@ -14,13 +14,13 @@ from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from itertools import takewhile
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from limpet import records
-from limpet.cell import Cell, Codec, Lost, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Unsupported
+from limpet.cell import Cell, Codec, Lost, Outcome, Replaced, Unclear, Versioned, Won, struct_codec
+from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Unsupported
 from limpet.keys import (
     STEPS_MAX,
     Key,
@@ -32,7 +32,8 @@ from limpet.keys import (
     parts_of_step,
 )
 from limpet.lease import LeaseRecord
-from limpet.queue.api import Notice, Outcome
+from limpet.queue.api import Notice
+from limpet.queue.api import Outcome as TaskOutcome
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
 from limpet.records import Count, Digest, Instant, Name, Positive, Text
@@ -42,7 +43,8 @@ from limpet.tracing import TraceOrUnset
 
 SCHEMA = 1
 DURABLE_SCHEMA = 2
-"""That of the lease of a task which has recorded steps: a worker that does not know steps must not run it."""
+"""That of the lease of a task which has recorded steps, and of a retry that keeps some: a worker that does not know
+steps must not run it."""
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 BATCH_MAX = 1000
@@ -55,6 +57,8 @@ TOKEN_MAX = 1 << 50
 ATTEMPTS_KEPT = 3
 """Of how many failed attempts of a task the error is kept in its lease."""
 ATTEMPT_TRACE_CHARS_MAX = 2048
+
+REPLACE_TRIES_MAX = 10
 
 Ended = Literal["completed", "failed", "cancelled", "retried"]
 
@@ -69,7 +73,7 @@ PartKeys = Annotated[list[Name], msgspec.Meta(max_length=10 * BATCH_MAX)]
 
 
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One task. `write_id` identifies the push; `retries` counts its earlier lives; `sha256` is the payload's.
+    """One task. `write_id` identifies the push; `retries` counts the runs that it retries; `sha256` is the payload's.
 
     `delayed`: it was scheduled first, so it may be made pending more than once.
     """
@@ -85,9 +89,14 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     trace: TraceOrUnset = msgspec.UNSET
     """The trace that its push belongs to. Limpet 0.1 does not know it, nor what follows."""
     origin: NameOrUnset = msgspec.UNSET
-    """The task whose recorded steps it keeps, as a retry: the names of its pushes are derived from that one."""
+    """Of a retry that has no `life`: what the names of its pushes are derived from, which ends in `@` and the write id
+    of the first push. Written before there were lives."""
     caller: NameOrUnset = msgspec.UNSET
     """The queue of the durable task that pushed it. That queue's workers are woken when it ends."""
+    life: NameOrUnset = msgspec.UNSET
+    """The life that it goes on with, as a retry; that of any other task is its `write_id`."""
+    epoch: Count | msgspec.UnsetType = msgspec.UNSET
+    """The fleet's epoch at its push, if not 0."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +111,8 @@ class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
     named: bool | msgspec.UnsetType = msgspec.UNSET
     """Its name is derived from an id, so it may have ended before. Limpet 0.1 does not know it, nor what follows."""
     caller: NameOrUnset = msgspec.UNSET
+    epoch: Count | msgspec.UnsetType = msgspec.UNSET
+    """As that of a task."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,6 +151,8 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The keys of some of the entries that it waits for. Each is deleted soon after the entry has ended."""
     signal: Name | None = None
     """The name of the signal that it waits for."""
+    life: Name | None = None
+    """The life of a task that waits for a signal: one to another life is not there."""
 
 
 class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -203,10 +216,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tasks of a batch whose own receipts stood before this one, and count."""
     retries: Count = 0
     retried_as: Text | None = None
+    """The id of its retry. Of a task that is still failed: the only id that a retry may have."""
     raw: Name | None = None
     """The key of bytes that could not be read, kept as they were."""
     origin: Name | None = None
-    """Set if the task had recorded steps: the task from whose name those of its pushes are derived."""
+    """Set if the task may have recorded steps: what the names of its pushes are derived from."""
+    life: Name | None = None
+    """Of one task: its life. Receipts that were written before there were lives have none."""
 
 
 StepKind = Literal["step", "push", "sleep", "timer", "gather", "signal", "version"]
@@ -228,6 +244,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a sleep or a timer: how long after this record's LastModified it is due."""
     sha256: Digest | None = None
     """Of a step or a push: of its arguments. Earlier versions did not record it."""
+    life: Name | None = None
+    """The life of its task. One without belongs to the task that has its entry's name."""
 
 
 class PushedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -241,7 +259,7 @@ class PushedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GatheredTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How an awaited task had ended, or that it had not when the time was up."""
 
-    state: Outcome
+    state: TaskOutcome
     value: msgspec.Raw = NOTHING
     error: Annotated[str, msgspec.Meta(max_length=ERROR_CHARS_MAX)] | None = None
     attempts: Count = 0
@@ -275,6 +293,17 @@ class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     at: Instant
     label: Name = ""
     value: msgspec.Raw = NOTHING
+    life: Name | None = None
+    """As that of a step."""
+
+
+Lived = TypeVar("Lived", StepRecord, SignalRecord)
+"""What belongs to the life of a task."""
+
+
+def is_of(recorded: str | None, life: str | None) -> bool:
+    """Whether an object in which that life is recorded belongs to the task of this life. One without a life does."""
+    return recorded is None or recorded == life
 
 
 class PushShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,11 +349,14 @@ def new_task(
     retries: int = 0,
     delayed: bool = False,
     trace: str = "",
-    origin: str = "",
     caller: str = "",
+    life: str = "",
+    epoch: int = 0,
+    has_steps: bool = False,
 ) -> TaskRecord:
-    """A task to be pushed."""
+    """A task to be pushed. `has_steps`: it is a retry that keeps recorded steps."""
     return TaskRecord(
+        schema=DURABLE_SCHEMA if has_steps else SCHEMA,
         id=id_,
         payload=msgspec.Raw(payload),
         sha256=hashlib.sha256(payload).hexdigest(),
@@ -333,8 +365,9 @@ def new_task(
         retries=retries,
         delayed=delayed,
         trace=trace or msgspec.UNSET,
-        origin=origin or msgspec.UNSET,
         caller=caller or msgspec.UNSET,
+        life=life or msgspec.UNSET,
+        epoch=epoch or msgspec.UNSET,
     )
 
 
@@ -387,7 +420,7 @@ def result_bytes(result: Any) -> bytes:
 def read_task(data: bytes, *, what: str) -> TaskRecord:
     """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
     record = records.decode(data, TaskRecord, what=what)
-    _check_schema(record.schema, what)
+    _check_schema(record.schema, what, DURABLE_SCHEMA)
     if hashlib.sha256(record.payload).hexdigest() != record.sha256:
         raise Corrupt(f"{what} does not match its digest")
     return record
@@ -416,6 +449,7 @@ def batch_bytes(
     trace: str = "",
     named: bool = False,
     caller: str = "",
+    epoch: int = 0,
 ) -> bytes:
     """The object of a batch."""
     body = b"\n".join(payloads)
@@ -427,6 +461,7 @@ def batch_bytes(
         trace=trace or msgspec.UNSET,
         named=named or msgspec.UNSET,
         caller=caller or msgspec.UNSET,
+        epoch=epoch or msgspec.UNSET,
     )
     return records.encode(header) + b"\n" + body
 
@@ -435,7 +470,7 @@ def batch_lines(data: bytes, *, what: str) -> tuple[BatchHeader, bytes]:
     """The header of a batch and its payload lines, one per task.   Raises: Corrupt; Unsupported."""
     first, _, body = data.partition(b"\n")
     header = records.decode(first, BatchHeader, what=what)
-    _check_schema(header.schema, what)
+    _check_schema(header.schema, what, SCHEMA)
     if body.count(b"\n") != header.count - 1:
         raise Corrupt(f"{what} is cut short: it should hold {header.count} tasks")
     if hashlib.sha256(body).hexdigest() != header.sha256:
@@ -443,9 +478,9 @@ def batch_lines(data: bytes, *, what: str) -> tuple[BatchHeader, bytes]:
     return header, body
 
 
-def _check_schema(schema: int, what: str) -> None:
-    if schema > SCHEMA:
-        raise Unsupported(f"{what} has schema {schema}; this limpet reads up to {SCHEMA}")
+def _check_schema(schema: int, what: str, most: int) -> None:
+    if schema > most:
+        raise Unsupported(f"{what} has schema {schema}; this limpet reads up to {most}")
 
 
 @lru_cache(maxsize=64)
@@ -472,9 +507,10 @@ SHAPE_CODEC = struct_codec(PushShape)
 
 
 class Content(msgspec.Struct, frozen=True):
-    """The tasks of an entry: the payload of each as JSON, when they were pushed, and their earlier lives.
+    """The tasks of an entry: the payload of each as JSON, when they were pushed, and how often they were retried.
 
-    `minted`: the name was made for this one push, so nothing of it can have ended before it was first claimed.
+    `minted`: the name was made for this one push, so nothing of it can have ended before it was first claimed. `life`:
+    that which a retry goes on with; `has_steps`: it keeps recorded ones.
     """
 
     ids: Sequence[str]
@@ -486,6 +522,9 @@ class Content(msgspec.Struct, frozen=True):
     origin: str = ""
     caller: str = ""
     write_id: str = ""
+    life: str = ""
+    epoch: int = 0
+    has_steps: bool = False
 
 
 class Journal(Protocol):
@@ -650,6 +689,27 @@ class Storage:
             raise Invalid(f"the name of a signal has {len(name)} characters", hint=f"use at most {SIGNAL_CHARS_MAX}")
         return Cell(self.store, self.keys.signal(entry, n, name), SIGNAL_CODEC, self.runtime, deletable=True)
 
+    def put_first(
+        self, cell: Cell[Lived], record: Lived, *, confirm: Callable[[], object] = lambda: None
+    ) -> Outcome[Lived]:
+        """Create a record of a life: the first one counts. One of another life is not there, and is replaced.
+
+        `confirm` is called before that. It raises if the caller's own life may be over, and another one have begun: the
+        record that was read is older than its answer, and only that one is replaced.
+        Raises: as `Cell.attempt`; Conflict.
+        Cost: 1 PUT, + 1 GET if there is one; 1 PUT more for each that is replaced.
+        """
+        seen: Versioned[Lived] | None = None
+        for _ in range(REPLACE_TRIES_MAX):
+            outcome = cell.attempt(seen, record)
+            match outcome:
+                case Replaced(_, now) | Lost(now) | Unclear(now) if not is_of(now.value.life, record.life):
+                    confirm()
+                    seen = now
+                case _:
+                    return outcome
+        raise Conflict(f"other lives of its task keep writing {cell.key}", hint="try again")
+
     def steps_of(self, entry: str, n: int) -> dict[int, Key]:
         """The recorded steps of one task, by number.   Cost: 1 LIST."""
         found = ((parts_of_step(key), key) for key in self._of_task(self.keys.steps_of(entry), n))
@@ -669,6 +729,12 @@ class Storage:
         keys = self.steps_of(entry, n)
         blobs = self.store.get_many(keys.values())
         return {number: blobs[key] for number, key in keys.items()}
+
+    def decoded_step(self, entry: str, n: int, number: int, blob: Blob | LimpetError) -> Versioned[StepRecord]:
+        """The step in an answer of `step_blobs`.   Raises: the error that it is; Corrupt; Unsupported."""
+        if isinstance(blob, LimpetError):
+            raise blob
+        return self.step(entry, n, number).decode(blob)
 
     def drop_steps_of(self, entry: str, n: int) -> None:
         """Remove the steps and signals of one task.   Cost: 2 LISTs, 1 DELETE each, in bulk."""
@@ -807,11 +873,12 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
     if not batch:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
-        told = (task.trace or "", task.origin or "", task.caller or "", task.write_id)
-        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, *told)
+        told = (task.trace or "", task.origin or "", task.caller or "", task.write_id, task.life or "", task.epoch or 0)
+        has_steps = task.schema == DURABLE_SCHEMA or bool(task.origin)
+        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, *told, has_steps)
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
         raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    told = (header.trace or "", "", header.caller or "", header.write_id)
+    told = (header.trace or "", "", header.caller or "", header.write_id, "", header.epoch or 0)
     return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *told)

@@ -16,37 +16,56 @@ from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import (
     BATCH,
-    RETRY_MARK,
     TASK,
     Key,
     batch_of,
     count_of,
     entry_of,
+    first_name,
     is_batch,
     is_minted,
     name_of_receipt,
     parts_of_entry,
+    parts_of_scheduled,
+    retry_name,
+    retry_of,
+    retry_tag,
+    write_id_of_scheduled,
 )
 from limpet.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import attempts_of, cancelled, claimed, task_receipt
-from limpet.queue.durable import origin_of, woken
+from limpet.queue.durable import (
+    asks_again,
+    is_copy,
+    is_retry,
+    life_of,
+    life_of_receipt,
+    life_said,
+    may_have_steps,
+    next_scratch,
+    origin_of,
+    woken,
+)
 from limpet.queue.entry import (
+    DURABLE_SCHEMA,
     NOTHING,
     Content,
     ControlRecord,
     Ended,
     Receipt,
     SignalRecord,
+    StepRecord,
     Storage,
     TaskRecord,
+    is_of,
     new_task,
     read_task,
     task_name,
     value_bytes,
 )
 from limpet.queue.inspect import Inspection, next_life
-from limpet.store.api import Absent
+from limpet.store.api import Absent, Blob, Match
 
 CANCELLED = "cancelled"
 CANCEL_TRIES_MAX = 10
@@ -101,8 +120,8 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         storage.close(entry, batch=batch)
         return False
     seen = storage.lease(entry).read()
-    if seen is not None and batch:
-        record = seen.value
+    record = seen.value if seen is not None else None
+    if record is not None and batch:
         for n in record.done:
             done = task_receipt(
                 record,
@@ -113,8 +132,11 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
                 wall=storage.runtime.wall(),
                 result=record.results.get(n),
                 parts=[] if n in record.results else record.parts,
+                life=life_of(entry, n, content, batch=batch),
             )
             storage.write_receipt(entry, keys.completed_of(f"{entry}.{n}"), done, batch=True)
+    durable = {*record.durable} if record is not None else {*()}
+    keeps = not batch and may_have_steps(record, content, durable, 0, epoch=storage.epoch)
     receipt = _receipt(
         storage,
         "cancelled",
@@ -124,11 +146,14 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         payload=NOTHING if batch else msgspec.Raw(content.payloads[0]),
         pushed_at=content.pushed_at,
         retries=content.retries,
+        life=None if batch else life_of(entry, 0, content, batch=False),
+        origin=origin_of(keys, entry, 0, content, batch=False) if keeps else None,
     )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
-    durable = {*seen.value.durable} if seen is not None else {*()}
-    failed = seen.value.failed if seen is not None else ()
-    storage.close(entry, batch=batch, steps=bool(durable.difference(failed)), keep=failed)
+    failed = record.failed if record is not None else ()
+    # The steps of a single task stay for a retry. A batch is not retried, but for its tasks that failed before.
+    drops = batch and bool(durable.difference(failed))
+    storage.close(entry, batch=batch, steps=drops, keep=failed)
     if content.caller:
         storage.wake(content.caller)
     return stands.state == "cancelled"
@@ -151,6 +176,7 @@ def _fail_all(storage: Storage, entry: str, content: Content, why: str, raw: str
             payload=payload,
             retries=content.retries,
             origin=origin_of(storage.keys, entry, n, content, batch=batch),
+            life=life_of(entry, n, content, batch=batch),
         )
         name = task_name(entry, n, batch=batch)
         storage.write_receipt(entry, storage.keys.failed_of(name), receipt, batch=batch)
@@ -230,51 +256,107 @@ class Admin:
 
         A durable task keeps its recorded steps, and the names of its pushes; not if it starts `from_scratch`.
         """
-        receipt = seen.value
-        name = name_of_receipt(key)
-        life = receipt.retries + 1
-        entry = name.rpartition(RETRY_MARK)[0] if receipt.retries else name
-        base = receipt.id.rpartition(RETRY_MARK)[0] if receipt.retries else receipt.id
-        kept = "" if from_scratch else receipt.origin or ""
-        copied = bool(kept) and self._copy_steps(name, f"{entry}{RETRY_MARK}{life}")
-        task = new_task(
-            f"{base}{RETRY_MARK}{life}",
-            bytes(receipt.payload),
-            pushed_at=self._runtime.wall(),
-            write_id=self._runtime.new_id(),
-            retries=life,
-            origin=kept,
-        )
-        self._place(f"{entry}{RETRY_MARK}{life}", task)
+        receipt, name = seen.value, name_of_receipt(key)
+        part = retry_of(name)
+        number, tag = (part[1] + 1, part[2]) if part else (1, "")
+        if receipt.retried_as:  # its name was taken when it was retried before
+            tag = (retry_of(entry_of(receipt.retried_as)) or ("", 0, ""))[2]
+        task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)
+        if task is None:
+            # A retry of another life has that name, for as long as that life lasts.
+            tag = retry_tag(life_of_receipt(key, receipt))
+            noted = msgspec.structs.replace(receipt, retried_as=retry_name(first_name(receipt.id), number, tag))
+            seen = self._storage.receipt(key).swap(seen, noted)  # so that a second call takes it too
+            task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)
+        if task is None:
+            raise Conflict(f"the name of a retry of {receipt.id!r} is taken", hint="push its payload again")
         self._storage.ring()
         retried = msgspec.structs.replace(receipt, state="retried", retried_as=task.id)
         self._storage.journal.ended(name, False, key, retried)
         self._storage.receipt(key).attempt(seen, retried)
-        if copied or (from_scratch and receipt.origin):
-            part = batch_of(name)
-            self._storage.drop_steps_of(*part or (name, 0))
+        if task.schema == DURABLE_SCHEMA or (from_scratch and receipt.origin):
+            self._storage.drop_steps_of(*batch_of(name) or (name, 0))
         return task.id
 
-    def _copy_steps(self, name: str, entry: str) -> bool:
-        """Copy the recorded steps of a failed task to its next life, and the signals to it, before that is pushed.
+    def _place_retry(
+        self, key: Key, seen: Versioned[Receipt], number: int, tag: str, *, from_scratch: bool
+    ) -> TaskRecord | None:
+        """Push a retry of that number and tag, unless it was pushed before; None if another life has that name."""
+        receipt, name = seen.value, name_of_receipt(key)
+        life = life_of_receipt(key, receipt)
+        entry = retry_name(first_name(name), number, tag)
+        keeps = bool(receipt.origin) and not from_scratch
+        task = new_task(
+            retry_name(first_name(receipt.id), number, tag),
+            bytes(receipt.payload),
+            pushed_at=self._runtime.wall(),
+            write_id=self._runtime.new_id(),
+            retries=receipt.retries + 1,
+            life=next_scratch(life, receipt.retries + 1) if from_scratch else life,
+            epoch=self._storage.epoch,
+            has_steps=keeps and self._copy_steps(name, entry, life),
+        )
+        if self._place(entry, task) or self._is_retry_of(entry, receipt, life):
+            return task
+        return None
 
-        Returns whether there are any.
+    def _is_retry_of(self, entry: str, receipt: Receipt, life: str) -> bool:
+        """Whether the task that has a name, pending or ended, is a retry of the failed one that has this receipt.
 
-        Cost: 2 LISTs, 1 GET and 1 PUT for each.   Crash: a second call copies the rest; what no task has is swept.
+        Cost: 1 to 3 GETs.
+        """
+        with suppress(Missing, Corrupt):
+            content = self._storage.content(entry, batch=False)
+            says = bool(content.life or content.origin)
+            named = life_of(entry, 0, content, batch=False) if says else ""
+            return is_retry(named, content.pushed_at, receipt, life)
+        for key in (self._keys.failed_of(entry), self._keys.completed_of(entry)):
+            ended = self._storage.read_receipt(key)
+            if ended is not None:
+                named = life_of_receipt(key, ended) if ended.life or ended.origin else ""
+                return is_retry(named, ended.pushed_at, receipt, life)
+        return False
+
+    def _copy_steps(self, name: str, entry: str, life: str) -> bool:
+        """Copy the recorded steps of a failed task to its retry, and the signals to it, before that is pushed.
+
+        Returns whether there are any. A gather at the end in which a task had not completed is left out: that task may
+        have been retried.
+        Cost: 2 LISTs, 1 GET and 1 PUT for each; for each of another life that is replaced 1 GET, 1 HEAD and 1 PUT more.
+        Crash: a second call copies the rest; what no task has is swept.
         """
         old, n = batch_of(name) or (name, 0)
-        steps = {self._keys.step(entry, 0, number): key for number, key in self._storage.steps_of(old, n).items()}
+        numbers = self._storage.steps_of(old, n)
+        copies = {self._keys.step(entry, 0, number): key for number, key in numbers.items()}
         before = f"{self._keys.signals_of(old)}/{n}."
         for key in self._storage.signals_of(old, n):
-            steps[Key(f"{self._keys.signals_of(entry)}/0.{key.removeprefix(before)}")] = key
-        blobs = self._store.get_many(steps.values())
-        for copy, key in sorted(steps.items()):
+            copies[Key(f"{self._keys.signals_of(entry)}/0.{key.removeprefix(before)}")] = key
+        blobs = self._store.get_many(copies.values())
+        steps: dict[int, StepRecord] = {}
+        for number, key in numbers.items():
+            with suppress(Corrupt, Unsupported):
+                steps[number] = self._storage.decoded_step(old, n, number, blobs[key]).value
+        left_out = {numbers[number] for number in asks_again(steps)} if len(steps) == len(numbers) else set[Key]()
+        copied = False
+        for copy, key in sorted(copies.items()):
             blob = blobs[key]
             if isinstance(blob, LimpetError):
                 raise blob
-            with suppress(Conflict):
+            if key in left_out or not is_of(life_said(blob.data), life):
+                continue
+            copied = True
+            try:
                 self._store.put(copy, blob.data, when=Absent())
-        return bool(steps)
+            except Conflict:
+                self._replace_other(copy, blob, entry, life)
+        return copied
+
+    def _replace_other(self, copy: Key, blob: Blob, entry: str, life: str) -> None:
+        """Replace what has the name of a copied step, if it is of another life and no task of that name waits."""
+        stored = self._store.get(copy)
+        if is_copy(stored.data, blob.data, life) or self._storage.exists(self._keys.tasks(entry, batch=False)):
+            return
+        self._store.put(copy, blob.data, when=Match(stored.version))
 
     def cancel(self, id_: str) -> bool:
         """Cancel an entry that has not ended; returns whether this call ended it. See `Queue.cancel`."""
@@ -303,10 +385,10 @@ class Admin:
         storage = self._storage
         data = value_bytes(value, "the value of a signal")
         storage.check_steps()
-        self._check_waits(id_, entry)
+        life = self._life_of_waiting(id_, entry, n)
         wall, label = self._runtime.wall(), self._runtime.label
-        record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data))
-        outcome = storage.signal(entry, n, name).attempt(None, record)
+        record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data), life=life)
+        outcome = storage.put_first(storage.signal(entry, n, name), record)
         lease = storage.lease(entry)
         seen = lease.read()
         if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):
@@ -332,17 +414,23 @@ class Admin:
                     seen = now
         return isinstance(outcome, Won | Replaced)
 
-    def _check_waits(self, id_: str, entry: str) -> None:
-        """Raises: Missing unless the entry is pending or scheduled. A role that may not list cannot tell the latter."""
-        task = self._keys.tasks(entry, batch=is_batch(entry))
-        if self._storage.exists(task):
-            return
-        try:
-            later = bool(self._inspect.scheduled(entry))
-        except Denied:
-            later = False
-        if not later and not self._storage.exists(task):  # it may have become pending meanwhile
-            raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
+    def _life_of_waiting(self, id_: str, entry: str, n: int) -> str | None:
+        """The life of a task that is pending or scheduled; None if several pushes of its id are scheduled.
+
+        A role that may not list cannot tell whether a task is scheduled.
+        Raises: Missing if there is none.   Cost: 1 GET for a pending task, 1 LIST per 1,000 delayed pushes for others.
+        """
+        batch = is_batch(entry)
+        for looks_again in (False, True):
+            with suppress(Missing):
+                return life_of(entry, n, self._storage.content(entry, batch=batch), batch=batch)
+            try:
+                later = [] if looks_again else self._inspect.scheduled(entry)
+            except Denied:
+                later = []
+            if later:
+                return write_id_of_scheduled(later[0]) if len(later) == 1 else None
+        raise Missing(f"there is no task {id_!r} waiting", hint="it has ended, or was never pushed")
 
     def _swap_to_cancelled(self, entry: str) -> bool:
         """Mark the entry as cancelled, so that no worker takes it; False if there is no such entry."""
@@ -357,6 +445,7 @@ class Admin:
             if record is None:
                 owner, label, wall = self._runtime.owner, self._runtime.label, self._runtime.wall()
                 record = claimed(None, entry=entry, worker_id=owner, label=label, policy=self._policy, wall=wall)
+                record = msgspec.structs.replace(record, state=State.FREE)  # nobody has held it
             match cell.attempt(seen, cancelled(record)):
                 case Won() | Replaced():
                     return True
@@ -378,6 +467,7 @@ class Admin:
             payload=task.payload,
             pushed_at=task.pushed_at,
             retries=task.retries,
+            life=task.life or task.write_id,
         )
         self._storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=False)
         self._store.delete(key)
@@ -419,8 +509,9 @@ class Admin:
             else:
                 gone += self._purge_named(entry, batch=kind == BATCH)
         for stat in [*self._store.list(self._keys.scheduled)]:
-            if self._storage.journal.travels:
-                self._cancel_scheduled(stat.key.rsplit("/", 1)[1].rpartition("@")[0], stat.key)
+            part = parts_of_scheduled(stat.key)
+            if part is not None and (self._storage.journal.travels or not is_minted(part[1])):
+                self._cancel_scheduled(part[1], stat.key)
             self._store.delete(stat.key)
             gone += 1
         return gone
@@ -436,4 +527,5 @@ class Admin:
 
 def _has_payload(receipt: Receipt) -> bool:
     """Whether a receipt says what to run again: not that of unreadable bytes, nor of a whole batch."""
-    return receipt.count == 1 and (receipt.raw is None or bytes(receipt.payload) != bytes(NOTHING))
+    readable = receipt.raw is None or bytes(receipt.payload) != bytes(NOTHING)
+    return receipt.count == 1 and not is_batch(receipt.id) and readable

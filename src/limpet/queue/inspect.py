@@ -42,6 +42,7 @@ from limpet.keys import (
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
+    retry_of,
 )
 from limpet.lease import State
 from limpet.lease.decide import is_live
@@ -745,11 +746,18 @@ class Inspection:
         return msgspec.structs.replace(receipt, id=id_, count=1, result=result, results={}, parts=[])
 
     def _large_result(self, result: msgspec.Raw, parts: Sequence[str], n: int) -> Reads[msgspec.Raw]:
-        """The result of task `n`: the one in hand, if there is one, else what a part object has."""
+        """The result of task `n`: the one in hand, if there is one, else what a part object has.
+
+        Raises: Corrupt if none that is there has it, and one is gone.
+        """
+        gone = ""
         for key in parts if bytes(result) == bytes(NOTHING) else ():
             part: Part | None = yield ResultRead("part", Key(key))
             if part is not None and n in part.results:
                 return part.results[n]
+            gone = gone or (key if part is None else "")
+        if gone:
+            raise Corrupt(f"{gone}, which may hold the result, is gone", hint="push the task again")
         return result
 
     def _whereabouts(self, id_: str) -> Reads[Outcome]:
@@ -1044,7 +1052,8 @@ def _shown(data: bytes | msgspec.Raw) -> Any:
 
 def next_life(id_: str, retried_as: str) -> str:
     """The id under which a task was retried.   Raises: Corrupt for one that is not its next retry: it could loop."""
-    if life_before(entry_of(retried_as)) != entry_of(id_):
+    before, after = retry_of(entry_of(id_)) or (entry_of(id_), 0, ""), retry_of(entry_of(retried_as))
+    if after is None or (after[0], after[1]) != (before[0], before[1] + 1):
         raise Corrupt(f"the receipt of {id_!r} says that it was retried as {retried_as[:100]!r}, which is another task")
     return retried_as
 

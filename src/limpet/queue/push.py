@@ -67,7 +67,14 @@ class Pusher:
         wall = self._runtime.wall()
         again = delay_s > 0 or entry == name  # it may be made pending more than once
         task = new_task(
-            id or entry, payload, pushed_at=wall, write_id=write_id, delayed=again, trace=trace, caller=caller
+            id or entry,
+            payload,
+            pushed_at=wall,
+            write_id=write_id,
+            delayed=again,
+            trace=trace,
+            caller=caller,
+            epoch=self._storage.epoch,
         )
         if delay_s:
             return self._schedule(entry, task, delay_s)
@@ -220,6 +227,7 @@ class Pusher:
             trace=trace,
             named=name is not None,
             caller=caller,
+            epoch=self._storage.epoch,
         )
         return Put(self._keys.tasks(f"{name or write_id}-{len(payloads)}", batch=True), data, Absent())
 

@@ -60,7 +60,7 @@ from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, waits_left
 from limpet.queue.durable import WaitingStep, arguments_digest, look_again_s, looks
-from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload
+from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
@@ -1150,9 +1150,13 @@ class BucketQueue(AsyncQueue):
         What is gone is not looked for again on behalf of the same `version` of the lease. A later one may name an entry
         again that was only delayed.
         """
-        if look.signal is not None and self.storage.exists(self.storage.keys.signal(entry, look.n, look.signal)):
-            return True
-        for key in look.awaits if look.signal is None else ():
+        if look.signal is not None:
+            try:
+                seen = self.storage.signal(entry, look.n, look.signal).read()
+            except (Corrupt, Unsupported):
+                return True  # the run of the task says so
+            return seen is not None and (look.life is None or is_of(seen.value.life, look.life))
+        for key in look.awaits:
             gone = f"{version} {key}"
             if gone in self._gone:
                 continue
@@ -1161,7 +1165,7 @@ class BucketQueue(AsyncQueue):
             if len(self._gone) >= LEASES_MAX:
                 self._gone.clear()
             self._gone.add(gone)
-        return look.signal is None
+        return True
 
     def _take(
         self, cell: Cell[EntryLease], seen: Versioned[EntryLease] | None, candidate: Candidate

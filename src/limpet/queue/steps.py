@@ -20,7 +20,7 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Outcome, Versioned
-from limpet.errors import Corrupt, Invalid, LimpetError, Unsupported
+from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
 from limpet.queue.api import Fail, Pushed, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
@@ -51,6 +51,7 @@ from limpet.queue.entry import (
     StepKind,
     StepRecord,
     Suspension,
+    is_of,
     value_bytes,
 )
 from limpet.runtime import Runtime, in_thread, in_whole_thread, pause, running_coroutine, system
@@ -174,16 +175,13 @@ class TaskSteps:
         self._claim, self._n = self._task.place
         self._claim.storage.check_steps()
         self._mutex = self._claim.storage.runtime.mutex()
-        self._unread = self._replays
+        self._unread = self._claim.may_have_begun
         self._log = {}
 
-    @property
-    def _replays(self) -> bool:
-        """Whether an earlier attempt, or an earlier life, may have recorded steps."""
-        return self._claim.token > 1 or bool(self._claim.content.origin)
-
     def _steps(self) -> dict[int, Versioned[StepRecord]]:
-        """What is recorded. A first claim knows that it is nothing.   Cost: 1 LIST, 1 GET for each step, in bulk."""
+        """What is recorded; of another life that is nothing.   Cost: 1 LIST, 1 GET for each step, in bulk; nothing in
+        a first claim.
+        """
         assert self._log is not None
         with self._mutex:
             if self._unread:
@@ -199,9 +197,9 @@ class TaskSteps:
             self._claim.note_durable(self._n)
         for number, blob in blobs.items():
             try:
-                if isinstance(blob, LimpetError):
-                    raise blob
-                self._log[number] = storage.step(entry, self._n, number).decode(blob)
+                recorded = storage.decoded_step(entry, self._n, number, blob)
+                if is_of(recorded.value.life, self._claim.life(self._n)):
+                    self._log[number] = recorded
             except (Corrupt, Unsupported) as error:
                 raise Fail(f"step {number} {UNREADABLE}: {error}") from None
 
@@ -212,7 +210,7 @@ class TaskSteps:
 
         Cost: nothing once the steps were read; 1 GET if this process has slept past its `ttl_s`.
         """
-        self._claim.confirm()
+        self._claim.check_held()
         match recall(self._steps(), number, kind, name, sha256):
             case KnownStep(step):
                 return step
@@ -263,16 +261,17 @@ class TaskSteps:
             value=msgspec.Raw(value),
             wait_s=wait_s,
             sha256=sha256,
+            life=claim.life(self._n),
         )
         cell = claim.storage.step(claim.entry, self._n, number)
         outcomes: list[Outcome[StepRecord]] = []
         claim.note_durable(self._n)
         try:
-            claim.patiently(lambda: outcomes.append(cell.attempt(None, record)))
+            claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.confirm)))
         except (Corrupt, Unsupported) as error:
             raise Fail(f"step {number} {UNREADABLE}: {error}") from None
         step = agreed(outcomes[-1])
-        claim.confirm()  # if the task has ended, its steps are gone, and this record was the first for nobody else
+        claim.check_held()  # if the task has ended, its steps are gone, and this record was the first for nobody else
         assert self._log is not None
         self._log[number] = step
         return step
@@ -315,6 +314,7 @@ class TaskSteps:
         *,
         awaits: Sequence[str] = (),
         signal: str | None = None,
+        life: str | None = None,
         delayed_s: float = 0.0,
     ) -> Suspend:
         wait_s, suspension = waiting(
@@ -324,6 +324,7 @@ class TaskSteps:
             wall=self.wall(),
             awaits=awaits,
             signal=signal,
+            life=life,
             left=left,
             delayed_s=delayed_s,
         )
@@ -428,8 +429,11 @@ class TaskSteps:
                 seen = signal.read()
             except (Corrupt, Unsupported) as error:
                 raise Fail(f"the signal {name!r} cannot be read: {error}") from None
+            if seen is not None and not is_of(seen.value.life, claim.life(self._n)):
+                seen = None
             if seen is None and (left is None or left > 0):
-                raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name)
+                life = claim.life(self._n)
+                raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name, life=life)
             step = SignalStep(came=False) if seen is None else SignalStep(value=seen.value.value)
             found = self.record(number, "signal", name, records.encode(step), began_at=began_at)
         step = _decoded(found.value.value, SignalStep, number)
@@ -475,7 +479,7 @@ class TaskSteps:
             began_at = self.wall()
             name = pushed_name(self._claim.origin(self._n), number)
             caller = self._queue.name if store is self._claim.storage.store else ""
-            pushed = push(name, not self._replays, caller)
+            pushed = push(name, not self._claim.may_have_begun, caller)
             data = records.encode(pushed)
             found = self.record(number, "push", queue, data, began_at=began_at, sha256=sha256)
         return _decoded(found.value.value, PushedStep, number)

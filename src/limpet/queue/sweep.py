@@ -6,27 +6,32 @@ a receipt ends, and leases that have no task. It may run anywhere, any number at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 
 from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, LimpetError, Unsupported
+from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.keys import (
+    BATCH,
     LEASE,
     REMOTE,
+    TASK,
     Key,
     batch_of,
+    derived,
     is_batch,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
     parts_of_step,
+    retry_of,
 )
 from limpet.queue.api import Policy
 from limpet.queue.decide import lists_done
 from limpet.queue.durable import orphaned
-from limpet.queue.entry import Receipt, Storage, SweepRecord
+from limpet.queue.entry import PUSHED_ENTRIES_MAX, Receipt, Storage, SweepRecord
 from limpet.store.api import Stat
 
 CHUNK = 1000
@@ -35,6 +40,97 @@ RETAIN_EVERY_S = 86400.0
 GRACE_S = 600.0
 BUSY_S = 300.0
 PARTS_WITHIN_S = 3 * RETAIN_EVERY_S
+
+
+class Expiry:
+    """Decides which receipts, parts and shapes of a queue go by their age, and in which order. Pure.
+
+    It is told of everything in failed/, parts/ and pushes/ first, then of what waits, then of completed/.
+    """
+
+    def __init__(self) -> None:
+        self._there: set[str] = set()
+        """Entries that wait, or have a young receipt, as far as something old is known to depend on them."""
+        self._retries: dict[str, int] = {}
+        """By the first name of a task: the highest number of a retry that is there."""
+        self._receipts: dict[str, list[Key]] = {}
+        """Old receipts, by the name of the entry that they end."""
+        self._inner: dict[str, list[tuple[str, Key]]] = {}
+        """Old objects of entries that do not end them: parts, and receipts of single tasks of a batch. By entry: the
+        name of the task, or of the entry, and the key."""
+        self._shapes: dict[Key, list[str]] = {}
+        self._of_shapes: set[str] = set()
+        """The names of the entries of old pushes, without the number of their tasks."""
+        self.asks = False
+        """Whether it must be told what waits: retries, and entries of old pushes."""
+
+    def add_failed(self, name: str, key: Key, *, is_old: bool) -> None:
+        """A receipt in failed/."""
+        if is_old:
+            self.asks = True
+            self._add_receipt(name, key)
+        else:
+            self.note(name)
+
+    def add_part(self, entry: str, key: Key) -> None:
+        """An old part."""
+        self._inner.setdefault(entry, []).append((entry, key))
+
+    def add_shape(self, key: Key, names: Sequence[str]) -> None:
+        """An old shape. `names`: those of its entries, without the number of their tasks."""
+        self.asks = True
+        self._shapes[key] = [*names]
+        self._of_shapes.update(names)
+
+    def note(self, name: str) -> None:
+        """Something that keeps older things: an entry that waits, or a task or an entry that has a young receipt."""
+        first, number, _ = retry_of(name) or (name, 0, "")
+        part = batch_of(first)
+        if number:
+            self._retries[first] = max(number, self._retries.get(first, 0))
+        if part is not None:
+            self._there.add(part[0])
+        elif name in self._inner or name in self._receipts or name.rpartition("-")[0] in self._of_shapes:
+            self._there.add(name)
+
+    def add_completed(self, name: str, key: Key, *, is_old: bool) -> bool:
+        """A receipt in completed/. Returns whether it goes at once: nothing else depends on it."""
+        if not is_old:
+            self.note(name)
+            return False
+        if name in self._inner or batch_of(name) or self._stays(name):
+            self._add_receipt(name, key)
+            return False
+        return True
+
+    def over(self, is_there: Callable[[str], bool]) -> Iterator[list[Key]]:
+        """The keys of what goes, in the order in which it does. `is_there`: whether an entry waits or has a receipt. It
+        is asked about those of which nothing else was told.
+        """
+        gone = {entry for entry in self._inner if self._is_over(entry, is_there)}
+        yield [key for entry in sorted(gone) for name, key in self._inner[entry] if not self._stays(name)]
+        last_first = sorted(self._receipts, key=lambda name: (retry_of(name) or (name, 0, ""))[1], reverse=True)
+        yield [key for name in last_first if not self._stays(name) for key in self._receipts[name]]
+        there = {name.rpartition("-")[0] for name in self._there} if self._shapes else set[str]()
+        yield [key for key, names in self._shapes.items() if there.isdisjoint(names)]
+
+    def _add_receipt(self, name: str, key: Key) -> None:
+        part = batch_of(name)
+        if part is None:
+            self._receipts.setdefault(name, []).append(key)
+        else:
+            self._inner.setdefault(part[0], []).append((name, key))
+
+    def _is_over(self, entry: str, is_there: Callable[[str], bool]) -> bool:
+        """Whether an entry has ended so long ago that what is left of it goes."""
+        if self._stays(entry):
+            return False
+        return entry in self._receipts or not is_there(entry)
+
+    def _stays(self, name: str) -> bool:
+        """Whether a task or an entry waits, has ended lately, or has a later retry that does or has."""
+        first, number, _ = retry_of(name) or (name, 0, "")
+        return name in self._there or self._retries.get(first, 0) > number
 
 
 class Sweeper:
@@ -110,19 +206,58 @@ class Sweeper:
         """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`, then the steps of
         failed tasks that can no longer be retried: their ids may be used again.
 
-        Cost: 1 LIST per 1,000 of them; if receipts of failed tasks went, that of a sweep for recorded steps.
+        What belongs to an entry that has not ended has no age, nor a receipt while a retry of its task is there:
+        retention counts from the end. An entry's own receipt goes after all else that has its name, except steps, which
+        say whose they are.
+        Cost: 1 LIST per 1,000 of them; if receipts of failed tasks went, that of a sweep for recorded steps. If there
+        are old failures or shapes, 1 LIST per 1,000 objects of pending/ more, and 1 GET for each old shape. 1 to 3
+        HEADs for each entry with old parts that has not ended.
         """
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
-        gone, failures = 0, False
-        for prefix in (self._keys.completed, self._keys.failed, self._keys.parts, self._keys.pushes):
-            for chunk in _chunks(self._store.list(prefix)):
-                old = [stat.key for stat in chunk if stat.modified < before]
-                self._store.delete_many(old)
-                gone += len(old)
-                failures = failures or (bool(old) and prefix == self._keys.failed)
+        expiry = Expiry()
+        for stat in self._store.list(self._keys.failed):
+            expiry.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)
+        for stat in self._store.list(self._keys.parts):
+            if stat.modified < before:
+                expiry.add_part(stat.key.rsplit("/", 2)[1], stat.key)
+        self._add_shapes(expiry, [stat.key for stat in self._store.list(self._keys.pushes) if stat.modified < before])
+        if expiry.asks:
+            for stat in self._store.list(self._keys.pending):  # before completed/: what ends meanwhile is seen there
+                entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
+                if kind in (TASK, BATCH):
+                    expiry.note(entry)
+        gone = 0
+        for chunk in _chunks(self._store.list(self._keys.completed)):
+            receipts = ((name_of_receipt(stat.key), stat) for stat in chunk)
+            over = [
+                stat.key
+                for name, stat in receipts
+                if expiry.add_completed(name, stat.key, is_old=stat.modified < before)
+            ]
+            self._store.delete_many(over)
+            gone += len(over)
+        failures = False
+        for keys in expiry.over(self._is_there):
+            self._store.delete_many(keys)
+            gone += len(keys)
+            failures = failures or any(key.startswith(f"{self._keys.failed}/") for key in keys)
         if failures:
             gone += self._drop_steps(self._store.list(self._keys.steps), self._store.now() - timedelta(seconds=GRACE_S))
         return gone
+
+    def _is_there(self, entry: str) -> bool:
+        """Whether an entry waits or has ended. Its task is looked for first: it goes after its receipt is there."""
+        return self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))) or self._storage.ended(entry)
+
+    def _add_shapes(self, expiry: Expiry, keys: list[Key]) -> None:
+        """The old shapes of pushes, with the names of their entries. One that cannot be read goes by its age."""
+        for key, blob in self._store.get_many(keys).items() if keys else ():
+            name, entries = name_of_receipt(key), 0
+            with suppress(Corrupt, Unsupported, Missing):
+                if isinstance(blob, LimpetError):
+                    raise blob
+                entries = self._storage.shape(name).decode(blob).value.entries
+            expiry.add_shape(key, [derived(name, k) for k in range(min(entries, PUSHED_ENTRIES_MAX))])
 
     def _drop_failed(self, before: datetime) -> int:
         """Failed receipts of tasks that also completed (H4)."""
@@ -197,7 +332,7 @@ class Sweeper:
                 yield stat.key
 
     def _failed_tasks(self, entry: str) -> set[int]:
-        """The tasks of an entry that have failed and were not retried, or whose receipt cannot be read."""
+        """The tasks of an entry that have failed or were cancelled, and not retried, or have an unreadable receipt."""
         names = {0: entry}
         if is_batch(entry):
             names = {n: f"{entry}.{n}" for n in self._storage.own_receipts(self._keys.failed, entry)}
@@ -208,7 +343,7 @@ class Sweeper:
             except (Corrupt, Unsupported):
                 failed.add(n)
                 continue
-            if seen is not None and seen.value.state == "failed":
+            if seen is not None and seen.value.state in ("failed", "cancelled"):
                 failed.add(n)
         return failed
 

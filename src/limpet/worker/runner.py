@@ -206,8 +206,16 @@ class RunningTask:
 
     @property
     def id(self) -> str:
-        """The task's id. Use it as an idempotency key: a task that runs twice has the same id both times."""
+        """The task's id. A retry has another one: an idempotency key is `key`."""
         return self._task.id
+
+    @property
+    def key(self) -> str:
+        """The task's idempotency key: the same in every attempt and every retry, another one for each push of an id.
+
+        A retry `from_scratch` has a new one.
+        """
+        return self._task.key
 
     @property
     def lost(self) -> bool:

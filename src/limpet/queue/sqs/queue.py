@@ -25,6 +25,7 @@ import msgspec
 
 from limpet import records
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
+from limpet.keys import first_name
 from limpet.lease import Renewer
 from limpet.queue.api import (
     AsyncQueue,
@@ -524,6 +525,11 @@ class SqsTask:
     @property
     def id(self) -> str:
         return self._held.task.id
+
+    @property
+    def key(self) -> str:
+        """Its id without the mark of a retry: here every push of an id has the same key."""
+        return first_name(self.id)
 
     @property
     def attempt(self) -> int:
