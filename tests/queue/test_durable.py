@@ -1261,6 +1261,24 @@ def test_a_worker_that_slept_until_its_task_had_ended_gets_no_value_that_nobody_
     assert task.lost
 
 
+def test_a_worker_whose_entry_another_one_has_taken_gets_no_value(world: World) -> None:
+    """The other one has not come as far as this step: its value counts, or this one's, but not both."""
+    sleeper, other = world.process(), world.process()
+    sleeper.queue.push({}, id="x")
+    claim, task = sleeper.start()
+    late: list[Any] = []
+
+    def sleep() -> str:
+        claim._renewer.remove(claim)
+        late.append(other.take())
+        return "tails"
+
+    with pytest.raises(LeaseLost, match="ran out, and is no longer ours"):
+        _made(sleeper.queue, task, sleep)
+    [again] = late[0]
+    assert contextvars.Context().run(_made, other.queue, again, lambda: "heads") == "tails", "the first record counts"
+
+
 def test_a_worker_that_slept_and_still_has_its_lease_goes_on(world: World) -> None:
     process = world.process()
     process.queue.push({}, id="x")
