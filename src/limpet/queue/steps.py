@@ -99,7 +99,7 @@ class TaskSteps:
 
     __slots__ = (
         *("_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_runtime", "_task", "_thread", "_unread"),
-        *("__weakref__", "main", "suspended", "under_way"),
+        *("main", "suspended", "under_way"),
     )
 
     def __init__(self, queue: Queue, task: Task) -> None:
@@ -208,7 +208,7 @@ class TaskSteps:
     ) -> Versioned[StepRecord] | None:
         """The record of a step; None if there is none.   Raises: Fail if it is of another step; LeaseLost.
 
-        Cost: nothing once the steps were read; 1 GET if this process has slept past its `ttl_s`.
+        Cost: nothing once the steps were read; 1 GET if its lease was not renewed lately.
         """
         self._claim.check_held()
         match recall(self._steps(), number, kind, name, sha256):
@@ -232,7 +232,7 @@ class TaskSteps:
         """Record a step, unless another attempt did so first: then theirs counts.
 
         Raises: Fail if theirs is of another step; LeaseLost if the task may have ended meanwhile.
-        Cost: 1 PUT, + 1 GET if another attempt was first, or this process has slept past its `ttl_s`.
+        Cost: 1 PUT, + 1 GET if another attempt was first, or the lease was not renewed lately.
         """
         step = self._agreed(number, kind, name, value, began_at=began_at, wait_s=wait_s, sha256=sha256)
         if is_other(step.value, kind, name, sha256):
