@@ -111,7 +111,7 @@ def json_text(value: Any) -> str:
 def stable_bytes(value: Any) -> bytes:
     """A value as bytes that are equal in every process. What has no stable form, such as a client, counts as `null`."""
     if isinstance(value, bytes | bytearray):
-        return bytes(value)
+        return b"b" + value  # unlike any JSON
     encoded = ended(_stable_encoder.encode, value)
     return encoded.value if encoded.error is None else b"null"
 

@@ -105,7 +105,10 @@ def mismatch(
     recorded, wanted = shown(record.kind, record.name), shown(kind, name)
     if recorded != wanted:
         return f"step {number} is recorded as {recorded}, and the code asks for {wanted}: {CHANGED}"
-    numbers = [n for n, step in (log or {}).items() if sha256 and not is_other(step.value, kind, name, sha256)]
+    wanted_there = (kind, name, sha256)
+    numbers = [
+        n for n, step in (log or {}).items() if (step.value.kind, step.value.name, step.value.sha256) == wanted_there
+    ]
     where = f", which is recorded as step {numbers[0]}" if numbers else ""
     before, now = ((digest or "")[:DIGEST_CHARS] for digest in (record.sha256, sha256))
     return (
