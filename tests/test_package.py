@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import limpet
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "reference" / "install.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -38,7 +40,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: tuple[Path, Path]) ->
     wheel, _ = built
     names = zipfile.ZipFile(wheel).namelist()
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    info = f"limpet-{PROJECT['version']}.dist-info"
+    info = f"limpet-{limpet.__version__}.dist-info"
     assert {name for name in names if name.endswith(".py")} == sources
     assert "limpet/py.typed" in names
     assert {name.split("/")[0] for name in names} == {"limpet", info}
@@ -57,6 +59,14 @@ def test_the_sdist_can_be_built_again(built: tuple[Path, Path]) -> None:
 def test_the_page_states_the_dependencies() -> None:
     for needed in PROJECT["dependencies"]:
         assert f"`{re.split('[<>=]', needed)[0]}`" in PAGE
+
+
+def test_the_extras_that_hints_and_pages_name_exist() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    named = re.findall(r"limpet\[([\w,]+)\]", "".join(page.read_text() for page in pages))
+    extras = PROJECT["optional-dependencies"]
+    assert {"aws", "sqs", "sql", "catalog"} <= {extra for each in named for extra in each.split(",")} <= {*extras}
+    assert extras["sqs"] == ["limpet[aws]"], "the same: boto3"
 
 
 def _packages(python: Path) -> set[str]:

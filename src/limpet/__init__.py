@@ -57,7 +57,7 @@ if _typing.TYPE_CHECKING:
     )
     from limpet.worker import RunningTask, current_task
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev1"
 
 __all__ = [
     "AttemptError",

@@ -36,6 +36,7 @@ WORKERS = "workers"
 CELLS = "cells"
 BACKUP = Key("backup.json")
 BACKUPS = "backup"
+BACKUP_LOCK = Key("backup/run.lock")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
@@ -130,6 +131,19 @@ def check(key: str) -> Key:
     Raises: Invalid for `..`, empty segments, a leading slash, control characters, names that some servers misread
     (a backslash, folders named `.uploads` or `*.versions`), or a key that is too long.
     """
+    path = check_path(key)
+    parts = () if is_own_path(path) else path.split("/")
+    for i, part in enumerate(parts):
+        if len(disk_name(part, leaf=i == len(parts) - 1)) > DISK_NAME_BYTES_MAX:
+            raise Invalid(f"the key segment {part[:40]!r}... is too long", hint="use a shorter name")
+    return path
+
+
+def check_path(key: str) -> Key:
+    """`key`, if it is safe as the path of a file that another program wrote: as `check`, but for long segments.
+
+    Their names on a disk are as they are, and not encoded.   Raises: Invalid.
+    """
     if not isinstance(key, str) or not key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
     if is_own_path(key):
@@ -141,14 +155,10 @@ def check(key: str) -> Key:
             f"the key {key!r} has a backslash, or a folder `.uploads` or `*.versions`",
             hint="some servers take the one for a slash and hide the others; choose another name",
         )
-    parts = key.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in key.split("/")):
         raise Invalid(f"the key {key!r} has an empty, '.' or '..' segment", hint="write it as segment/segment")
     if len(key.encode()) > KEY_BYTES_MAX:
         raise Invalid(f"a key has at most {KEY_BYTES_MAX} bytes, this one {len(key.encode())}")
-    for i, part in enumerate(parts):
-        if len(disk_name(part, leaf=i == len(parts) - 1)) > DISK_NAME_BYTES_MAX:
-            raise Invalid(f"the key segment {part[:40]!r}... is too long", hint="use a shorter name")
     return Key(key)
 
 
@@ -246,7 +256,12 @@ def worker_of(key: str) -> str | None:
 
 def backup_list_key(run: str, number: int) -> Key:
     """A list of objects that one run of `limpet backup` copied. Keys sort by run and number."""
-    return Key(f"{BACKUPS}/{segment(run)}/{number:06d}.jsonl")
+    return Key(f"{backup_lists(run)}/{number:06d}.jsonl")
+
+
+def backup_lists(run: str) -> str:
+    """Folder of the lists of one run of `limpet backup`."""
+    return f"{BACKUPS}/{segment(run)}"
 
 
 # ---- queues ----

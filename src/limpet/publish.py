@@ -35,6 +35,7 @@ from limpet.catalog.iceberg.files import (
 from limpet.catalog.maintain.decide import expired, expiry_request, policy_of
 from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
 from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
+from limpet.catalog.warehouse import METADATA_BYTES_MAX
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.codec import JSON_KINDS, Kind, Schema
@@ -280,9 +281,9 @@ class IndexPublisher(TableChange):
             raise Missing(f"there is no index {self._index.name!r}", hint="`limpet index ls` lists the indexes")
         return seen.value
 
-    def _fetch(self, url: str, size_max: int) -> bytes:
+    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
         try:
-            return self._storage.store.get(self._key(url), size_max=size_max).data
+            return super()._fetch(url, size_max)
         except Missing as error:
             raise Corrupt(f"a file of the table {self._shown!r} is missing: {error}") from None
 
@@ -314,9 +315,10 @@ class IndexPublisher(TableChange):
         try:
             location = writer.commit_table(self._namespace, self._name, request)
         except (Conflict, NoSuchTable):
-            location = self._landed(request, written)
-            if not location:
+            landed = self._landed(request, written)
+            if not landed:
                 return None
+            location = landed
         except (Invalid, Denied):
             self._remove(written)
             raise

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from limpet.errors import LimpetError
-from limpet.user_code import ended
+from limpet.user_code import ended, ended_async
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +218,26 @@ async def in_whole_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kw
         me.cancel()
     end: B = future.result().get()
     return end
+
+
+async def in_own_task(work: Awaitable[Any], tasks: set[Any], *, goes_on: Callable[[], bool]) -> Any:
+    """What `work` returns or raises. It runs in a task of asyncio of its own, which is in `tasks` until it is done.
+
+    If the coroutine is cancelled, so is that task, and waited for; not if it `goes_on`.
+    """
+    import asyncio
+
+    inner = asyncio.ensure_future(ended_async(work))
+    tasks.add(inner)
+    inner.add_done_callback(tasks.discard)
+    try:
+        end = await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        if not goes_on():
+            inner.cancel()
+            await asyncio.wait({inner})
+        raise
+    return end.get()
 
 
 def running_coroutine() -> tuple[Any, Any]:

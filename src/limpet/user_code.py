@@ -36,7 +36,7 @@ class UserCall:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallResult:
     """How a call of a user's code ended."""
 
     value: Any
@@ -49,20 +49,20 @@ class CallEnd:
         return self.value
 
 
-def ended(call: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> CallEnd:
+def ended(call: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> CallResult:
     """How `call(...)` ends."""
     value = None
     with UserCall() as done:
         value = call(*args, **kwargs)
-    return CallEnd(value, done.error)
+    return CallResult(value, done.error)
 
 
-async def ended_async(work: Awaitable[Any]) -> CallEnd:
+async def ended_async(work: Awaitable[Any]) -> CallResult:
     """How `work` ends. Its SystemExit does not stop the event loop."""
     value = None
     with UserCall() as done:
         value = await work
-    return CallEnd(value, done.error)
+    return CallResult(value, done.error)
 
 
 def text_of(error: BaseException) -> str:

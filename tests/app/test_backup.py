@@ -6,24 +6,29 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 import limpet
 from cli.harness import limpet_command, poll
-from limpet.app import Fleet
+from limpet.app import Fleet, backup_decide
 from limpet.app import backup as backups
-from limpet.app.backup import BackupReport, backup, check_backup, kind_of, restore
-from limpet.app.fleet import _named_memory, store_for
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import Key
+from limpet.app.backup import LOCK_TTL_S, BackupReport, backup, check_backup, restore
+from limpet.app.backup_decide import kind_of
+from limpet.app.fleet import FleetRecord, _named_memory, record_cell, store_for
+from limpet.errors import Corrupt, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
+from limpet.keys import BACKUP_LOCK, FLEET, Key
+from limpet.lease import Lock, VersionWatch
 from limpet.queue import BucketQueue, Fail
-from limpet.runtime import Runtime, system
-from limpet.store import Blob, MemoryStore, Stat, Store, Version
+from limpet.runtime import Runtime, ThreadHandle, system
+from limpet.store import Blob, MemoryStore, MeteredStore, Stat, Store, Version
 from limpet.worker import Worker
 from support.clock import QueueRuntime, Time
 from support.servers.process import Bucket
@@ -304,6 +309,80 @@ def test_what_following_steps_costs() -> None:
 def test_steps_whose_task_is_not_followed_are_caught(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "_moved", lambda run: set())
     assert lost_steps(fails=fails) != []
+
+
+class FanningTask:
+    """A durable task that waits, and then pushes tasks, of which one is durable and pushes others. With `many`, the
+    results are too large for the record of the gather, which asks for them again."""
+
+    def __init__(self, *, many: bool = False) -> None:
+        self.many = many
+
+    def work(self, fleet: Fleet, *queues: str) -> None:
+        """Run what waits in these queues."""
+
+        @fleet.task("part")
+        def part(name: str) -> str:
+            return name * (40_000 if self.many else 1)
+
+        @fleet.task("half", durable=True)
+        def half() -> int:
+            return sum(len(end.value) for end in limpet.gather(part.push_many([("x",), ("y",)], batch=2)))
+
+        @fleet.task("q", durable=True)
+        def flow() -> list[Any]:
+            limpet.wait_signal("begin")
+            first = limpet.step(lambda: "a", name="first")
+            handles = [*part.push_many([(first,)] * 20, batch=1), half.push().id, part.using(delay_s=3).push("z").id]
+            ends = limpet.gather(handles)
+            values = [end.value for end in ends]
+            if self.many:
+                values = [value if isinstance(value, int) else len(value) for value in values]
+            return [limpet.wait_signal("go"), *values]
+
+        jobs = [each.job for each in (flow, half, part) if each.job.queue.name in queues]
+        Worker(jobs, fleet.runtime, burst=True).run()
+
+    def begin(self, fleet: Fleet) -> None:
+        """It waits for its first signal."""
+        fleet.queue("q").push({}, id="a")
+        self.work(fleet, "q")
+
+    def push(self, fleet: Fleet) -> None:
+        """It pushes, and so does one of the tasks."""
+        fleet.queue("q").signal("a", "begin", 1)
+        self.work(fleet, "q")
+        self.work(fleet, "half")
+
+    def end(self, fleet: Fleet) -> None:
+        """It waits for its second signal, and nothing else waits."""
+        if fleet.queue("q").result("a").state == "pending":
+            fleet.queue("q").signal("a", "begin", 1)
+        for _ in range(6):
+            fleet.runtime.sleep(20.0)
+            self.work(fleet, "q", "half", "part")
+
+    def is_whole(self, fleet: Fleet) -> bool:
+        """In the copy it ends with all results."""
+        queue = fleet.queue("q")
+        self.end(fleet)
+        queue.signal("a", "go", "on")
+        self.end(fleet)
+        parts = ["on", *[40_000] * 20, 80_000, 40_000] if self.many else ["on", *["a"] * 20, 2, "z"]
+        return bool(queue.result("a").value == parts)
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("deed", ["push", "end"])
+def test_what_a_durable_task_pushes_while_it_is_copied_is_in_the_copy(deed: str, many: bool) -> None:
+    flow = FanningTask(many=many)
+    assert Story(flow.begin, getattr(flow, deed)).lost(flow.is_whole) == []
+
+
+def test_pushes_of_steps_that_are_not_followed_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "_pushed", lambda run: set())
+    flow = FanningTask()
+    assert Story(flow.begin, flow.push).lost(flow.is_whole) != []
 
 
 def put_some(fleet: Fleet) -> None:
@@ -621,6 +700,12 @@ def bring_back(source: Path, target: Path, **options: Any) -> BackupReport:
     return restore(old, new, system(), source_url=str(source), target_url=str(target), **options)
 
 
+def expire(store: Store) -> None:
+    """Let the lock of a run that was killed end, as it does by itself after its ttl."""
+    with suppress(Missing):
+        Lock(store, BACKUP_LOCK, "backup", LOCK_TTL_S, system(), VersionWatch(system())).break_()
+
+
 def files_of(root: Path) -> dict[str, bytes]:
     """The objects of a directory that are copied."""
     store = store_for(str(root), system())
@@ -653,6 +738,7 @@ def test_a_killed_backup_is_known_as_such_and_goes_on(fleet_dir: Path, tmp_path:
     if not check_backup(store, system(), url="kept").finished:
         with pytest.raises(Invalid, match="was not finished"):
             bring_back(kept, tmp_path / "made")
+    expire(store)
     assert copy(fleet_dir, kept).left_out == {}
     assert check_backup(store, system(), url="kept").ok
     bring_back(kept, tmp_path / "made")
@@ -663,7 +749,7 @@ class Tired(Exception):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("after", [1, 100, 301, 302, 303, 304, 305, 306, 307])
+@pytest.mark.parametrize("after", [1, 2, 3, 100, 296, 297, 298, 299, 300, 301, 302, 303])
 def test_a_restore_that_ends_anywhere_goes_on(fleet_dir: Path, tmp_path: Path, after: int) -> None:
     copy(fleet_dir, tmp_path / "kept")
     runtime = system()
@@ -685,16 +771,340 @@ def test_a_restore_that_ends_anywhere_goes_on(fleet_dir: Path, tmp_path: Path, a
         restore(kept, dying, runtime, source_url="kept", target_url="made")
     except Tired:
         _named_memory["dying"] = made
-        if Key("limpet.json") in made._objects:
+        record = made._objects.get(Key("limpet.json"))
+        is_done = record is not None and b"restoring" not in record.data
+        if record is not None and not is_done:
             with pytest.raises(LimpetError, match="being restored"):
                 limpet.open("memory://dying").cell("c").read()
-        restore(kept, made, runtime, source_url="kept", target_url="made")
+        expire(made)
+        if not is_done:  # only the lock was not freed any more
+            restore(kept, made, runtime, source_url="kept", target_url="made")
     objects = {key: entry.data for key, entry in made._objects.items() if kind_of(key) != "own"}
     assert objects == files_of(fleet_dir)
     _named_memory["dying"] = made
     seen = limpet.open("memory://dying").cell("c").read()
     assert seen is not None
     assert seen.value == {"n": 1}
+
+
+# ---- two runs to one target ----
+
+
+class Struck(MemoryStore):
+    """Lets `deed` happen just before the request number `at` of whoever looks through it."""
+
+    def __init__(self, runtime: Runtime, store: MemoryStore, at: int, deed: Callable[[], object]) -> None:
+        super().__init__(runtime)
+        self._objects = store._objects
+        self.requests = 0
+        self._at = at
+        self._deed = deed
+        self._dead = False
+
+    def _step(self) -> None:
+        self.requests += 1
+        if self._dead:
+            raise Unavailable("the process is dead")
+        if self.requests == self._at + 1:
+            try:
+                self._deed()
+            except Tired:
+                self._dead = True
+                raise
+
+    def get(self, key: Key, **options: Any) -> Blob:
+        """See `Store.get`."""
+        self._step()
+        return super().get(key, **options)
+
+    def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
+        """See `Store.list`."""
+        self._step()
+        return super().list(prefix, after=after)
+
+    def put(self, *args: Any, **options: Any) -> Version:
+        """See `Store.put`."""
+        self._step()
+        return super().put(*args, **options)
+
+    def delete(self, key: Key) -> None:
+        """See `Store.delete`."""
+        self._step()
+        super().delete(key)
+
+
+class Unrenewed(QueueRuntime):
+    """A process whose threads never run, as if it were paused."""
+
+    def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
+        """Nothing."""
+        return super().spawn(lambda: None, name=name)
+
+
+class TwoRuns:
+    """A fleet that has been backed up once and has changed since; one run to that target, and one that begins at some
+    request of the first."""
+
+    def __init__(self, *, paused: bool) -> None:
+        self.paused = paused
+        self.time = Time()
+        self.slow, self.quick = Unrenewed(self.time, "slow"), QueueRuntime(self.time, "quick")
+        name = f"runs-{uuid4().hex}"
+        self.memory = _named_memory[name] = MemoryStore(self.quick)
+        self.fleet = limpet.open(f"memory://{name}", runtime=self.quick)
+        self.kept = MemoryStore(self.quick)
+        self.refused = 0
+
+    def change(self, n: int) -> None:
+        """A task ends, one is pushed, one fails, a cell is rewritten."""
+        queue = self.fleet.queue("q", max_attempts=1)
+        with queue.claim() as claim:
+            for task in claim or ():
+                task.fail("boom") if n % 2 else task.done(n)
+        queue.push({"n": n}, id=f"t{n}")
+        self.fleet.cell("c").write({"n": n})
+
+    def copy(self, runtime: QueueRuntime, target: MemoryStore) -> BackupReport:
+        """Run a backup."""
+        return backup(self.memory, target, runtime, source_url="s", target_url="t")
+
+    def interrupt(self) -> None:
+        """The fleet changes, and the other run begins: while the first one works, or is paused beyond its lease."""
+        self.change(3)
+        if self.paused:
+            self.quick.sleep(3 * LOCK_TTL_S)
+        try:
+            self.copy(self.quick, self.kept)
+        except Held:
+            self.refused += 1
+        self.change(4)
+
+    def run(self, at: int) -> tuple[bool, int]:
+        """Whether the target is whole at the end and holds what the last run to end had copied."""
+        for n in range(2):
+            self.change(n)
+        self.copy(self.quick, self.kept)
+        self.change(2)
+        store = Struck(self.slow, self.kept, at, self.interrupt)
+        try:
+            self.copy(self.slow, store)
+        except Held:  # the other one was quicker to take the lock
+            self.refused += 1
+        except LeaseLost:
+            assert self.paused
+        self.quick.sleep(3 * LOCK_TTL_S)
+        whole = check_backup(self.kept, self.quick, url="t").ok
+        if whole:
+            made = MemoryStore(self.quick)
+            restore(self.kept, made, self.quick, source_url="t", target_url="u")
+            queues = {key for key in made._objects if key.startswith("queues/")}
+            places = ("pending/t2/task", "completed/t2", "failed/t2")
+            whole = len({f"queues/q/{place}.json" for place in places} & queues) == 1
+        if not self.paused:  # else an object that no record names may be there until the next run
+            whole = whole and not check_backup(self.kept, self.quick, url="t").strange
+        return whole, store.requests
+
+
+def broken_runs(*, paused: bool) -> list[int]:
+    """The requests of a run at which another one breaks the backup."""
+    _, total = TwoRuns(paused=paused).run(at=1_000)
+    assert total > 20
+    return [at for at in range(total) if not TwoRuns(paused=paused).run(at)[0]]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_two_runs_to_one_target_leave_a_whole_backup(paused: bool) -> None:
+    """A2: the second is refused while the first one works; one that was paused beyond its lease changes nothing."""
+    assert broken_runs(paused=paused) == []
+
+
+def test_a_run_is_refused_while_another_one_works_and_takes_over_after_it_was_killed() -> None:
+    runs = TwoRuns(paused=False)
+    runs.change(0)
+    runs.copy(runs.quick, runs.kept)
+    runs.change(1)
+
+    def die() -> None:
+        raise Tired
+
+    with pytest.raises((Tired, Unavailable)):
+        runs.copy(runs.slow, Struck(runs.slow, runs.kept, 10, die))
+    with pytest.raises(Held, match="lock 'backup' is held by host:slow") as refused:
+        runs.copy(runs.quick, runs.kept)
+    assert "another run writes to t" in refused.value.hint
+    began_s = runs.time.now_s
+    report = backup(runs.memory, runs.kept, runs.quick, source_url="s", target_url="t", wait_s=200.0)
+    assert 0 < runs.time.now_s - began_s <= 1.5 * LOCK_TTL_S
+    assert report.left_out == {}
+    assert check_backup(runs.kept, runs.quick, url="t").ok
+
+
+def test_an_hourly_job_that_takes_two_hours() -> None:
+    """Each hour a run begins. Those that meet another one end at once, and no run removes what a later one needs."""
+    time = Time()
+    runtimes = [QueueRuntime(time, f"cron{n}") for n in range(6)]
+    memory = _named_memory["hourly"] = MemoryStore(runtimes[0])
+    fleet = limpet.open("memory://hourly", runtime=runtimes[0])
+    for n in range(30):
+        fleet.queue("q").push({"n": n}, id=f"t{n}")
+
+    class Slow(MemoryStore):
+        def put(self, key: Key, *args: Any, **options: Any) -> Version:
+            if key.startswith("queues/"):
+                self._runtime.sleep(200.0)
+            return super().put(key, *args, **options)
+
+    kept = MemoryStore(runtimes[0])
+    ends: list[str] = []
+
+    def run(runtime: QueueRuntime) -> None:
+        slow = Slow(runtime)
+        slow._objects = kept._objects
+        try:
+            backup(memory, slow, runtime, source_url="s", target_url="t")
+            ends.append("finished")
+        except Held:
+            ends.append("refused")
+
+    jobs = [runtime.spawn(partial(run, runtime), name="cron") for runtime in runtimes[:1]]
+    for n, runtime in enumerate(runtimes[1:], 1):
+        time.at(3600.0 * n, partial(runtime.spawn, partial(run, runtime), name="cron"))
+    runtimes[0].sleep(12 * 3600.0)
+    assert jobs
+    assert len(ends) == 6
+    assert "refused" in ends
+    assert ends[-1] == "finished"
+    assert check_backup(kept, runtimes[0], url="t").ok
+    restore(kept, MemoryStore(runtimes[0]), runtimes[0], source_url="t", target_url="u")
+
+
+# ---- which fleet it is ----
+
+
+def record_of(store: MemoryStore) -> FleetRecord:
+    """What limpet.json says."""
+    seen = record_cell(store, system()).read()
+    assert seen is not None
+    return seen.value
+
+
+class Restored:
+    """A fleet in memory, its backup, and what was restored from that."""
+
+    def __init__(self, owner: str = "fleet") -> None:
+        self.runtime = QueueRuntime(Time(), owner)
+        self.name = f"ids-{uuid4().hex}"
+        self.memory = _named_memory[self.name] = MemoryStore(self.runtime)
+        self.fleet = limpet.open(f"memory://{self.name}", runtime=self.runtime)
+        self.fleet.cell("c").write(1)
+        self.kept = MemoryStore(self.runtime)
+
+    def copy(self, store: MemoryStore | None = None) -> None:
+        """Back it up, or another fleet that is at its URL."""
+        backup(store or self.memory, self.kept, self.runtime, source_url="s", target_url="t")
+
+    def restore(self, url: str, **options: Any) -> MemoryStore:
+        """Restore it."""
+        made = MemoryStore(self.runtime)
+        report = restore(self.kept, made, self.runtime, source_url="t", target_url=url, **options)
+        assert (report.fleet, report.epoch) == (record_of(made).id, record_of(made).epoch)
+        return made
+
+
+def test_a_restored_fleet_has_another_epoch_each_time_and_its_id_only_in_its_own_place() -> None:
+    fleet = Restored()
+    fleet.copy()
+    id_ = record_of(fleet.memory).id
+    assert id_
+    assert record_of(fleet.kept).id == id_
+    assert not record_of(fleet.memory).epoch
+    first, again = fleet.restore("s"), None
+    fleet.runtime.sleep(2.0)
+    again = fleet.restore("s")
+    assert record_of(first).id == record_of(again).id == id_
+    assert 0 < (record_of(first).epoch or 0) < (record_of(again).epoch or 0), "two restores of one backup"
+    assert record_of(fleet.restore("elsewhere")).id not in (id_, None)
+    assert record_of(fleet.restore("elsewhere", keep_id=True)).id == id_
+    made = fleet.restore("s")
+    assert Fleet(MeteredStore(made), "s", record_of(made), fleet.runtime).queue("q").storage.epoch > 0  # type: ignore[attr-defined]
+
+
+def test_a_backup_of_another_fleet_or_of_an_older_state_is_refused() -> None:
+    fleet, other = Restored(), Restored("other")
+    fleet.copy()
+    with pytest.raises(Invalid, match=f"holds a backup of fleet {record_of(fleet.memory).id}, and s is fleet"):
+        fleet.copy(other.memory)
+    made = fleet.restore("s")
+    fleet.copy(made)
+    with pytest.raises(Invalid, match="holds a backup of this fleet after a restore, and s is its state before"):
+        fleet.copy()
+    assert check_backup(fleet.kept, fleet.runtime, url="t").ok
+
+
+def test_a_backup_without_an_id_is_continued_and_restored() -> None:
+    """As Limpet 0.1 has made it, of a fleet that it has made."""
+    fleet = Restored()
+    forget_id(fleet.memory)
+    fleet.copy()
+    assert not record_of(fleet.kept).id
+    limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime).check()
+    assert record_of(fleet.memory).id, "the next process that opens the fleet gives it one"
+    fleet.copy()
+    assert record_of(fleet.kept).id == record_of(fleet.memory).id
+
+
+def forget_id(store: MemoryStore) -> None:
+    """As if Limpet 0.1 had set the fleet up."""
+    fields = msgspec.json.decode(store.get(FLEET).data)
+    del fields["id"]
+    store.put(FLEET, msgspec.json.encode(fields))
+
+
+def test_a_check_says_what_a_recorded_push_names_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A19: as a backup of Limpet 0.1, which copied steps last and followed none."""
+    runtime = QueueRuntime(Time(), "fleet")
+    name = f"lost-{uuid4().hex}"
+    memory = _named_memory[name] = MemoryStore(runtime)
+    fleet = limpet.open(f"memory://{name}", runtime=runtime)
+    flow = FanningTask()
+    flow.begin(fleet)
+    lost: list[str] = []
+    at = 0
+    while not lost:
+        source = Moving(runtime, memory, at, partial(flow.push, fleet))
+        kept = MemoryStore(runtime)
+        with monkeypatch.context() as patch:
+            patch.setattr(backups, "_pushed", lambda run: set())
+            patch.setattr(backups._Run, "note_unknown", lambda run: None)
+            backup(source, kept, runtime, source_url="s", target_url="t")
+        found = check_backup(kept, runtime, url="t")
+        lost, at = found.lost, at + 1
+        if not lost:  # it has pushed before they were listed
+            name = f"lost-{uuid4().hex}"
+            memory = _named_memory[name] = MemoryStore(runtime)
+            fleet = limpet.open(f"memory://{name}", runtime=runtime)
+            flow.begin(fleet)
+    assert not found.ok
+    assert all(entry.startswith(("queues/part/", "queues/half/")) for entry in lost)
+    report = restore(kept, MemoryStore(runtime), runtime, source_url="t", target_url="u")
+    assert report.unknown == lost
+
+
+def test_what_the_fleet_itself_no_longer_had_is_no_fault_of_the_backup() -> None:
+    runtime = QueueRuntime(Time(), "fleet")
+    name = f"purged-{uuid4().hex}"
+    memory = _named_memory[name] = MemoryStore(runtime)
+    fleet = limpet.open(f"memory://{name}", runtime=runtime)
+    flow = FanningTask()
+    flow.begin(fleet)
+    flow.push(fleet)
+    fleet.queue("part").purge()
+    kept = MemoryStore(runtime)
+    for _ in range(2):
+        report = backup(memory, kept, runtime, source_url="s", target_url="t")
+        assert report.unknown
+        found = check_backup(kept, runtime, url="t")
+        assert (found.ok, found.lost) == (True, [])
 
 
 def test_places_that_hold_something_else_are_refused(fleet_dir: Path, tmp_path: Path) -> None:
@@ -796,7 +1206,7 @@ def test_without_data_only_the_metadata_of_tables_is_copied(fleet_dir: Path, tmp
 
 
 def test_every_kind_of_object_has_its_place_in_the_order() -> None:
-    order = [name for name, _ in backups.ORDER]
+    order = [name for name, _ in backup_decide.ORDER]
     for earlier, later in [
         ("scheduled", "pending"),
         ("pending", "failed"),

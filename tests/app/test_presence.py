@@ -126,6 +126,21 @@ def test_a_killed_process_is_gone_after_five_minutes_and_swept_after_a_day(place
     other.stop()
 
 
+def test_what_a_reaped_process_left_behind_goes_with_the_next_one(place: Place) -> None:
+    """Its parent knows at once that it is dead, and need not wait for five minutes."""
+    writer, network = place.writer("dead", "q")
+    writer.start()
+    place.time.sleep(5)
+    assert isinstance(network._runtime, QueueRuntime)
+    network._runtime.frozen = True  # killed
+    runtime = QueueRuntime(place.time, "next")
+    after = PresenceWriter(Network(runtime, place.memory), runtime, queues=["q"], threads=4, reaped=["dead"])
+    after.start()
+    place.time.sleep(2)
+    assert [each.id for each in place.seen().workers] == ["next"]
+    after.stop()
+
+
 def test_an_outage_is_bridged_and_a_refusal_is_told_once(place: Place) -> None:
     writer, network = place.writer("w1", "q")
     network.before("put", "w1.json", raises(Unavailable("away")))

@@ -15,13 +15,14 @@ import limpet
 from limpet import testing
 from limpet.app import Fleet
 from limpet.app.presence import WorkerPresence
-from limpet.app.query import FleetTables, fleet_sql
-from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.app.query import fleet_sql
+from limpet.errors import Corrupt, Denied, Invalid, Unsupported
 from limpet.index.sql import Rows
 from limpet.keys import Key, QueueKeys, worker_key
 from limpet.queue import BucketQueue
 from limpet.queue.entry import Storage
 from limpet.queue.rows import task_rows
+from support.catalog import table as new_table
 from support.costs import requests
 from support.docs import ROOT, blocks
 from support.index import HOSTILE_SQL
@@ -261,10 +262,49 @@ def test_tables_of_the_catalog(whole: Fleet) -> None:
 
 def test_a_table_that_names_a_file_elsewhere_is_refused(whole: Fleet) -> None:
     """A manifest is hostile too: a data file outside of the warehouse is not opened (F29)."""
-    tables, catalog = FleetTables(whole, 10, print), whole.catalog()
-    for url in ("file:///etc/passwd", "/etc/passwd", f"{catalog.warehouse.url}/../../limpet.json", "s3://other/x"):
-        with pytest.raises(Corrupt, match=r"the table a\.b cannot be read: the metadata location"):
-            tables.fetch(catalog, "a.b", url, 1000)
+    with whole.lead_catalog() as leading:
+        leading.create_table(["indexes"], new_table("other"))
+    catalog = whole.catalog()
+    _, read = catalog.open_table(["indexes"], "sites")
+    [root], [other] = (catalog.folders(["indexes"], name) for name in ("sites", "other"))
+    top = Path(whole.url) / "warehouse"
+    kept = next(path for path in (top / root).rglob("*.parquet")).relative_to(top)
+    assert read(f"{catalog.warehouse.url}/{kept}", 1 << 20).startswith(b"PAR1")
+    for path in ("x=1", f"{root}/city=%2e%2e"):
+        (top / path).mkdir(parents=True)
+        (top / path / "free.parquet").write_bytes(b"PAR1")
+        assert read(f"{catalog.warehouse.url}/{path}/free.parquet", 9) == b"PAR1"
+    (top / other / "data").mkdir(exist_ok=True)
+    (top / other / "data" / "x.parquet").write_bytes(b"PAR1")
+    inside = f"{catalog.warehouse.url}/{root}"
+    urls = ["file:///etc/passwd", "/etc/passwd", f"{catalog.warehouse.url}/../../limpet.json", "s3://other/x"]
+    urls += [
+        f"{inside}/data/..%2f/../../x",
+        f"{inside}//x",
+        f"{inside}/./x",
+        f"{inside}/a\\b",
+        f"{inside}/a?b",
+        inside[:-1],
+    ]
+    urls += [f"{catalog.warehouse.url}/{other}/data/x.parquet", f"{inside}/a\x00b", f"{inside}/{'a/' * 500}b", ""]
+    for url in urls:
+        with pytest.raises((Invalid, limpet.Missing)):
+            read(url, 1000)
+    with pytest.raises(limpet.Missing, match="there is no file"):
+        read(f"{inside}/%2e%2e/%2e%2e/limpet.json", 1000)
+
+
+def test_a_link_among_the_files_of_a_table_is_not_followed(whole: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"s3cret")
+    catalog = whole.catalog()
+    [root] = catalog.folders(["indexes"], "sites")
+    folder = Path(whole.url) / "warehouse" / root
+    (folder / "city=Oslo").symlink_to(tmp_path)
+    (folder / "link.parquet").symlink_to(tmp_path / "secret")
+    _, read = catalog.open_table(["indexes"], "sites")
+    for name in ("city=Oslo/secret", "link.parquet"):
+        with pytest.raises(Denied):
+            read(f"{catalog.warehouse.url}/{root}/{name}", 1000)
 
 
 def test_damaged_tables_are_errors_and_nothing_else(whole: Fleet) -> None:

@@ -90,7 +90,9 @@ def test_every_decision_is_a_function_of_what_it_is_given() -> None:
     state = after(state, twice(entries.drop("t", WHERE, "t"), state, made))
     state = after(state, twice(entries.undrop("t", WHERE, "t", entry), state, made))
     state = after(state, twice(entries.rename("v", (WHERE, "v"), (WHERE, "w")), state, made))
-    state = after(state, twice(entries.drop("t", WHERE, "u", purge=True), state, made))
+    purge = entries.drop("t", WHERE, "u", entries.CheckedPurge(warehouse))
+    assert isinstance(twice(purge, state, {}), NeedsMetadata), "what is not handed in is not looked for"
+    state = after(state, twice(purge, state, made))
     roots = [key[2:] for key in state.keys_under("p/")]
     state = after(state, twice(entries.release_folders(roots), state, made))
     assert [*state.keys_under("p/")] == []

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from catalog.test_catalog_v3 import KEY, ORDER, SPEC, V3, WIDE
 from limpet import records
 from limpet.catalog.commit import apply, parse_commit
-from limpet.catalog.iceberg.updates import foreign_table, new_table
-from limpet.catalog.warehouse import Document
+from limpet.catalog.iceberg.tables import document_of, new_table, registered
 from support.catalog import SCHEMA
 
 OTHER_UUID = "00000000-0000-4000-8000-000000000000"
@@ -83,7 +82,7 @@ def test_fields_that_nobody_knows_are_kept_at_every_depth(some: list[dict[str, A
     """Of a table that is registered, then of all that a commit adds to it, then of what a new table has."""
     later = cycle(some)
     sent = widened(whole_table(), later)
-    document = foreign_table(Document(records.encode(sent))).document(sent["location"])
+    document = document_of(registered(records.parse_json(records.encode(sent), what="it"))[0])
     assert records.parse_json(document.data, what="it") == sent
     new = {**sent["snapshots"][0], "snapshot-id": 2, "sequence-number": 2, "first-row-id": 5}
     schema, spec, order = ({**sent[part][-1], name: 7} for part, name in (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import plan
 from limpet.catalog.maintain.tables import LedCatalogWriter
 from limpet.catalog.state import CommitFailed, NoSuchTable
-from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.publish import IndexPublisher
 from limpet.testing import drain
 from support.catalog import append, metadata
@@ -242,6 +243,50 @@ def test_a_deleted_row_does_not_come_back(fleet: Fleet) -> None:
     assert read(fleet) == [0, 1, 2, 4, 5]
 
 
+def _fails(*_: object, **__: object) -> Any:
+    raise limpet.Unavailable("no answer")
+
+
+@pytest.mark.parametrize("trouble", ["lead", "write", "reload", "refused", "unknown", "dropped"])
+def test_a_compaction_that_fails_leaves_files_only_if_a_commit_may_name_them(fleet: Fleet, trouble: str) -> None:
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(6)))
+    table, before = fleet.maintain(WHERE, "t"), files(fleet)
+
+    class Writer(LedCatalogWriter):
+        def commit_table(self, namespace: Any, name: str, request: Any) -> str:
+            if trouble == "refused":
+                raise Invalid("no")
+            if trouble == "unknown":
+                raise OutcomeUnknown("no answer")
+            if trouble == "dropped":
+                self._catalog.drop_table(WHERE, "t")
+            table._current = _fails  # type: ignore[method-assign]
+            raise CommitFailed("another one was first")
+
+    @contextmanager
+    def lead() -> Iterator[Any]:
+        if trouble == "lead":
+            _fails()
+        if trouble == "write":
+            table._write = _fails  # type: ignore[method-assign]
+        with fleet.lead_catalog() as catalog:
+            yield Writer(catalog)
+
+    table._lead = lead
+    expected: dict[str, type[LimpetError]] = {"refused": Invalid, "unknown": OutcomeUnknown, "dropped": NoSuchTable}
+    with pytest.raises(expected.get(trouble, limpet.Unavailable)):
+        table.compact()
+    left = {path.rpartition(".")[2] for path in files(fleet) - before}
+    assert left == ({"parquet", "avro"} if trouble in ("unknown", "dropped") else set())
+    table = fleet.maintain(WHERE, "t")
+    if trouble == "dropped":
+        with fleet.lead_catalog() as catalog:
+            catalog.undrop(WHERE, "t")
+    assert table.compact().files == 6
+    assert read(fleet) == [*range(6)]
+
+
 def test_a_commit_that_was_sent_twice_and_has_expired_keeps_its_files(fleet: Fleet) -> None:
     """F1: a proxy sends it, waits in vain for an answer, and sends it again. Others commit meanwhile; it expires."""
     create(fleet)
@@ -262,6 +307,25 @@ def test_a_commit_that_was_sent_twice_and_has_expired_keeps_its_files(fleet: Fle
     assert read(fleet) == [*range(6), 50]
     assert len(snapshots(fleet)) == 1
     assert not table.compact().commits, "it is compacted"
+
+
+def test_snapshots_of_a_table_whose_files_others_need_are_not_removed(fleet: Fleet) -> None:
+    """The property is set after the expiry was planned: the catalog refuses it."""
+    create(fleet)
+    change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
+    table, before = fleet.maintain(WHERE, "t"), snapshots(fleet)
+    inner, acts = table._lead, [{"gc.enabled": "false"}]
+
+    def lead() -> Any:
+        if acts:
+            values = acts.pop()
+            change(fleet, lambda other: other.transaction().set_properties(values).commit_transaction())
+        return inner()
+
+    table._lead = lead
+    with pytest.raises(Unsupported, match=r"gc\.enabled"):
+        table.expire(max_age=NOW)
+    assert snapshots(fleet) == before
 
 
 @pytest.mark.parametrize(("value", "may"), [("false", False), ("FALSE", False), ("no", False), ("True", True)])

@@ -18,7 +18,10 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 from limpet import records
 from limpet.catalog import compactor, history
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable
+from limpet.catalog.entries import CheckedPurge, drop
+from limpet.catalog.iceberg.tables import document_of, whole
+from limpet.catalog.leader import Grant, NeedsMetadata
+from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, entry_in
 from limpet.catalog.warehouse import Warehouse
 from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
 from limpet.keys import Key
@@ -279,7 +282,6 @@ def test_the_first_branch_of_an_empty_table(catalog: Catalog) -> None:
         {"action": "assign-uuid", "uuid": "x"},
         {"action": "remove-schemas", "schema-ids": [0]},
         {"action": "remove-partition-specs", "spec-ids": [0]},
-        {"action": "remove-statistics", "snapshot-id": 4},
         {"action": "remove-properties", "removals": 3},
         {"action": "set-properties", "updates": {"x": {"y": "z"}}},
         {"action": "set-properties", "updates": {"x": None}},
@@ -612,6 +614,45 @@ def test_a_purge_of_a_table_whose_files_others_need_is_refused(catalog: Catalog)
     assert catalog.load_table(["a"], "t") == made
     catalog.drop_table(["a"], "t")
     assert len(files(catalog, root_of(catalog, made))) == 2
+
+
+def test_a_property_that_is_set_beside_a_purge_counts(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What allows a purge is looked at in the decision: a commit may come between any look before it and the drop."""
+    made = catalog.create_table(["a"], table())
+    add_file(catalog, made)
+    leader = catalog.leader
+    assert leader is not None
+    commit, acts = leader.commit, [{"gc.enabled": "false"}]
+
+    def commit_after_another(*request: Any) -> Any:
+        if acts:
+            updates = [{"action": "set-properties", "updates": acts.pop()}]
+            catalog.commit_table(["a"], "t", {"requirements": [], "updates": updates})
+        return commit(*request)
+
+    monkeypatch.setattr(leader, "commit", commit_after_another)
+    with pytest.raises(Invalid, match=r"gc\.enabled=false"):
+        catalog.drop_table(["a"], "t", purge=True)
+    assert catalog.has_table(["a"], "t")
+    assert len(files(catalog, root_of(catalog, made))) == 3
+    acts.append({"gc.enabled": "true"})
+    catalog.drop_table(["a"], "t", purge=True)
+    assert not catalog.has_table(["a"], "t")
+
+
+def test_a_purge_is_decided_on_what_the_same_group_has_made(catalog: Catalog) -> None:
+    catalog.create_table(["a"], table())
+    loaded = catalog.view.now()
+    assert loaded is not None
+    path = entry_in(loaded.state, "t", ("a",), "t").path
+    decide = drop("t", ("a",), "t", CheckedPurge(catalog.warehouse))
+    assert isinstance(decide(loaded.state, {}), NeedsMetadata)
+    document = catalog.warehouse.read(path)
+    granted = decide(loaded.state, {path: document})
+    assert isinstance(granted, Grant)
+    kept = document_of({**whole(document), "properties": {"gc.enabled": "false"}})
+    with pytest.raises(Invalid, match=r"gc\.enabled=false"):
+        decide(loaded.state, {path: kept})
 
 
 def test_a_purge_ends_although_a_client_goes_on_writing(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,11 +214,11 @@ def test_metadata_is_kept_in_memory_up_to_a_limit() -> None:
 def test_models_are_not_kept_in_memory() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
     document = Document(b"{}", {}, model=object())
-    document.is_plain = True
+    document.table = {}
     warehouse.keep("a", document)
     kept = warehouse.cached("a")
     assert kept is not None
-    assert (kept.model, kept.is_plain, kept.json()) == (None, True, {})
+    assert (kept.model, kept.table, kept.json()) == (None, {}, {})
     assert document.model is not None, "whoever has it at hand goes on with it"
 
 

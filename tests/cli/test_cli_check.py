@@ -11,8 +11,11 @@ import pytest
 
 import limpet
 from cli.harness import Here
+from limpet import records
 from limpet.app.health import Limits, broken_limits
-from limpet.keys import QueueKeys
+from limpet.app.overview import read_overview
+from limpet.app.presence import QUEUES_MAX, WorkerPresence
+from limpet.keys import QueueKeys, worker_key
 from limpet.queue.inspect import RECEIPTS_AT_ONCE
 from limpet.store import DirectoryStore
 
@@ -55,7 +58,11 @@ def test_each_violated_rule_is_a_line(here: Here) -> None:
     _push_long_ago("a", "old", 2 * HOUR_S)
     limpet.open("fleet").queue("a").push_many([{}] * 20)
     _fail("b", 3)
-    done = here("check", "--max-age", "90m", "--max-failed", "2", "--max-pending", "20", "-u", "fleet")
+    rules = ("--max-age", "90m", "--max-failed", "2", "--max-pending", "20")
+    done = here("check", *rules, "-u", "fleet")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.splitlines()[2] == "a: no worker, and a task has been due for 2 h; --no-worker is 5 min"
+    done = here("check", *rules, "--no-worker", "off", "-u", "fleet")
     assert (done.code, done.err) == (1, "")
     assert done.out.splitlines() == [
         "a: the oldest task was pushed 2 h ago, and --max-age is 90 min",
@@ -86,7 +93,7 @@ def test_json_tells_the_numbers(here: Here) -> None:
 @pytest.mark.parametrize(("age_s", "limit", "code"), [(2 * HOUR_S, "1h", 1), (2 * HOUR_S, "3h", 0), (172_000, "1d", 1)])
 def test_max_age(here: Here, age_s: float, limit: str, code: int) -> None:
     _push_long_ago("a", "old", age_s)
-    assert here("check", "--max-age", limit, "-u", "fleet").code == code
+    assert here("check", "--max-age", limit, "--no-worker", "off", "-u", "fleet").code == code
 
 
 def test_retried_and_cancelled_tasks_have_not_failed(here: Here) -> None:
@@ -111,7 +118,8 @@ def test_it_stops_reading_when_there_are_enough() -> None:
     with fleet.meter.measure() as cost:
         _, [wrong] = broken_limits(fleet, Limits(failed=5))
     assert (wrong.queue, wrong.value, wrong.bound) == ("a", RECEIPTS_AT_ONCE, "at least")
-    assert cost.requests["get"] == RECEIPTS_AT_ONCE
+    # of the first page the receipts, those of completions that may be newer, and that of the batch
+    assert cost.requests["get"] == 2 * RECEIPTS_AT_ONCE + 1
 
 
 def test_what_no_rule_is_about_is_not_listed() -> None:
@@ -148,11 +156,74 @@ def test_a_mistyped_url_is_an_error_and_creates_nothing(here: Here) -> None:
     assert not Path("typo").exists()
 
 
-def test_a_rule_is_needed(here: Here) -> None:
-    limpet.open("fleet").check()
+def test_without_a_rule_it_checks_what_the_dashboard_warns_of(here: Here) -> None:
+    _push_long_ago("a", "old", 2 * HOUR_S)
+    _push_long_ago("b", "new", 600)
+    _fail("c", 1)
+    limpet.open("fleet").queue("d").push_many([{}] * 20)
     done = here("check", "-u", "fleet")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == "limpet: no rule was given\nhint: say --max-age, --max-failed or --max-pending\n"
+    assert (done.code, done.err) == (1, "")
+    assert done.out.splitlines() == [
+        "a: the oldest task was pushed 2 h ago, and --max-age is 60 min",
+        "a: no worker, and a task has been due for 2 h; --no-worker is 5 min",
+        "b: no worker, and a task has been due for 10 min; --no-worker is 5 min",
+        "c: 1 task failed, and --max-failed is 0",
+    ]
+    told = json.loads(here("check", "-u", "fleet", "--json").out)["violations"]
+    alerts = read_overview(limpet.open("fleet")).alerts
+    assert [(each["queue"], each["rule"], each["limit"]) for each in told] == [
+        (each.queue, each.rule, each.limit) for each in alerts
+    ]
+
+
+def _present(queues: list[str], *, renewed_s: float = 0.0) -> None:
+    fleet = limpet.open("fleet")
+    now = fleet.runtime.wall()
+    record = WorkerPresence(host="pi", pid=1, version="0.1.0", queues=queues, threads=4, since=now, renewed_at=now)
+    fleet.store.put(worker_key("w1"), records.encode(record))
+    then = time.time() - renewed_s
+    os.utime(next(Path("fleet").glob("workers/w1*")), (then, then))
+
+
+def test_a_living_worker_that_names_the_queue_is_a_worker(here: Here) -> None:
+    """As every version writes it; one that was not renewed for five minutes is gone."""
+    _push_long_ago("a", "old", 600)
+    _present(["b", "a"])
+    assert here("check", "-u", "fleet").code == 0
+    _present(["b"])
+    assert here("check", "-u", "fleet").code == 1
+    _present(["b", "a"], renewed_s=600)
+    assert here("check", "-u", "fleet").code == 1
+    _present([f"q{n}" for n in range(QUEUES_MAX)])
+    assert here("check", "-u", "fleet").code == 0, "it may have more queues than it names"
+    limpet.open("fleet").store.put(worker_key("w1"), b"{")
+    assert here("check", "-u", "fleet").code == 0, "nobody can tell what it works on"
+
+
+def test_no_worker_is_needed_where_nothing_is_due(here: Here) -> None:
+    _push_long_ago("paused", "old", 600)
+    fleet = limpet.open("fleet")
+    fleet.queue("paused").pause()
+    fleet.queue("delayed").push({}, delay_s=600)
+    _push_long_ago("rests", "old", 600)
+    with fleet.queue("rests").claim() as claim:
+        for task in claim:
+            task.retry(600, "not now")
+    _push_long_ago("held", "old", 600)
+    held = fleet.queue("held").claim()
+    assert here("check", "-u", "fleet").out == "ok: 4 queues within limits\n"
+    assert held
+
+
+def test_a_queue_where_something_was_just_done_has_time(here: Here) -> None:
+    """A worker that stopped a minute ago, while another one starts."""
+    _push_long_ago("a", "old", 600)
+    limpet.open("fleet").queue("a").push({}, id="new")
+    with limpet.open("fleet").queue("a").claim() as claim:
+        for task in claim:
+            task.retry(0, "again")
+    assert here("check", "-u", "fleet").code == 0
+    assert json.loads(here("status", "-u", "fleet", "--json").out)["queues"][0]["state"] == "no worker"
 
 
 @pytest.mark.parametrize("arguments", [("--max-age", "90"), ("--max-failed", "-1"), ("--max-pending", "many")])

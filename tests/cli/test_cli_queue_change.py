@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import limpet
 from cli.harness import Here, limpet_command
 from limpet.keys import Key
-from limpet.queue import Queue
+from limpet.queue import BucketQueue, Queue
 from limpet.runtime import system
 from limpet.testing import drain
 
@@ -287,7 +288,7 @@ def test_adopt_says_what_was_taken_over_and_what_was_not(here: Here, tmp_path: P
     done = here("queue", "adopt", "enrich", "--from", "old")
     assert done.code == 1
     assert done.out == "took 2 tasks into 'enrich': 1 waiting, 1 completed, 0 failed; no original deleted\n"
-    bad, held = done.err.splitlines()
+    bad, held, _ = done.err.splitlines()
     assert bad.startswith("not taken over: failed/\\x1b[31m.json: the name")
     assert held.startswith("1 task has a lease and was skipped; once")
     (tmp_path / "old/failed/\x1b[31m.json").unlink()
@@ -319,3 +320,43 @@ def test_retry_by_a_regular_expression(here: Here, tmp_path: Path) -> None:
     assert (done.code, done.err.splitlines()[0]) == (2, "limpet: tasks cannot be chosen by 'eror'")
     done = here("queue", "retry", "jobs", "--where", "TIMEOUT", "--json", "-u", url)
     assert json.loads(done.out)["retried"] == ["t2~1"]
+
+
+def test_adopt_in_place_names_what_stays_and_how_long_ids_stay_used(here: Here, tmp_path: Path) -> None:
+    old = tmp_path / "data/queues/enrich"
+    for name, data in (
+        ("pending/a.com/task.json", '{"domain": "a.com"}'),
+        ("pending/3f/b.com/task.json", '{"domain": "b.com"}'),
+        ("pending/a/b/c/d/task.json", "{}"),
+        ("completed/c.com.json", '{"domain": "c.com"}'),
+    ):
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text(data)
+    refused = here("queue", "adopt", "enrich", "-u", "data")
+    assert refused.code == 2
+    assert "--quiesced" in refused.err
+    done = here("queue", "adopt", "enrich", "--quiesced", "-u", "data")
+    assert done.code == 0
+    assert done.out == (
+        "took 3 tasks into 'enrich': 2 waiting, 1 completed, 0 failed; 2 originals replaced in place; "
+        "1 original deleted\n"
+    )
+    assert "1 other file is no task and stays, such as pending/a/b/c/d/task.json" in done.err
+    assert 'retention_s=float("inf") keeps them for ever' in done.err
+    shown = here("queue", "show", "enrich", "c.com", "-u", "data")
+    assert "receipt" not in shown.out, "no worker has swept yet"
+
+
+def test_show_tells_how_long_receipts_are_kept(here: Here, tmp_path: Path) -> None:
+    fleet = limpet.open(tmp_path / "fleet", durability="os")
+    for name, retention_s, told in (("a", math.inf, "kept for ever"), ("b", 60 * 86400.0, "kept for 60 days")):
+        queue = fleet.queue(name, retention_s=retention_s)
+        assert isinstance(queue, BucketQueue)
+        queue.push({}, id="x")
+        with queue.claim() as claim:
+            for task in claim:
+                task.done()
+        queue._sweeper.take_turn()
+        assert told in here("queue", "show", name, "x", "-u", "fleet").out
+    facts = json.loads(here("queue", "show", "a", "x", "--json", "-u", "fleet").out)
+    assert facts["receipts_kept_s"] is None

@@ -27,10 +27,10 @@ def test_queues_and_locks_on_one_screen(here: Here) -> None:
     assert enrich.split()[:6] == ["enrich", "250", "0", "0", "0", "0"]
     assert (mail.split()[:2], mail.split()[-1]) == (["mail", "1"], "paused")
     assert (blank, locks.split()[0], held.startswith("report [x]")) == ("", "lock", True)
-    assert cost == "This took 6 requests (4 GET, 2 LIST): $0.000012 on S3."
+    assert cost == "This took 7 requests (4 GET, 3 LIST): $0.000017 on S3."
     assert [each["queue"] for each in facts["queues"]] == ["enrich", "mail"]
     assert [(each["name"], each["state"]) for each in facts["locks_held"]] == [("report [x]", "held")]
-    assert facts["requests"] == {"get": 4, "list": 2}
+    assert facts["requests"] == {"get": 4, "list": 3}
 
 
 def test_a_fleet_where_nothing_happens(here: Here) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -31,6 +32,20 @@ def test_limpet_work_is_shown_while_it_runs(spawn: Spawn, tmp_path: Path) -> Non
     found = workers(fleet).alive
     assert {(each.queues, each.threads) for each in found} == {(("enrich",), 3)}
     assert process.pid not in [each.pid for each in found], "a worker process, not the pool"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert workers(fleet).workers == []
+
+
+def test_a_worker_process_that_died_is_not_shown_as_alive(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP.format(options=""))
+    fleet = limpet.open(tmp_path / "fleet").check()
+    process = spawn("work", "app:fleet")
+    poll("it shows itself", lambda: len(workers(fleet).alive) == 1)
+    [dead] = workers(fleet).alive
+    os.kill(dead.pid, signal.SIGKILL)
+    poll("another one takes its place", lambda: dead.pid not in [each.pid for each in workers(fleet).workers])
+    poll("that shows itself", lambda: len(workers(fleet).alive) == 1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
     assert workers(fleet).workers == []

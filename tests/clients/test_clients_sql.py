@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.manifest import (
@@ -20,9 +22,13 @@ from pyiceberg.manifest import (
     ManifestWriterV2,
     write_manifest_list,
 )
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField, StringType
 
 import limpet
 from clients.conftest import Served
@@ -64,6 +70,57 @@ def test_positional_deletes_of_duckdb_are_applied_and_compacted(
     assert catalog.load_table((namespace, "t")).inspect.delete_files().to_pylist() == []
     assert ask(served, query) == [(500, 1, 999, "Bodø")]
     assert catalog.load_table((namespace, "t")).scan().to_arrow().num_rows == 500
+
+
+VALUES = [
+    *(
+        "Oslo",
+        "a b",
+        "São/Paulo",
+        "50%",
+        "ø+å",
+        "..",
+        "",
+        "x?y#z",
+        "%2e%2e",
+        "a=b",
+        "back\\slash",
+        "line\nbreak",
+        "star*",
+    ),
+    *("北海道札幌市中央区北一条西二丁目", "x" * 200, None),
+]
+
+
+@pytest.mark.usefixtures("with_keys")
+@pytest.mark.parametrize("engine", ["pyiceberg", "duckdb"])
+def test_partitioned_tables_are_read_and_compacted_whatever_the_values_are(
+    served: Served, catalog: RestCatalog, namespace: str, engine: str
+) -> None:
+    """Engines write the values of a partition into the paths of its files, each in its own way."""
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "city", StringType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "city"))
+    table = catalog.create_table((namespace, "t"), schema, partition_spec=spec)
+    for turn in range(2):
+        if engine == "pyiceberg":
+            ids = pa.array(range(turn * 100, turn * 100 + len(VALUES)), pa.int64())
+            table.refresh().append(pa.table({"id": ids, "city": pa.array(VALUES, pa.string())}))
+            continue
+        with closing(attached(served)) as duck:
+            for n, value in enumerate(VALUES):
+                duck.execute(f"INSERT INTO c.{namespace}.t VALUES (?, ?)", [turn * 100 + n, value])
+    wanted = [(turn * 100 + n, value) for turn in range(2) for n, value in enumerate(VALUES)]
+    query = f"select id, city from tables.{namespace}.t order by id"
+    assert ask(served, query) == wanted
+    maintain = limpet.open(served.place.url).maintain([namespace], "t", through=ServiceWriter(served.url))
+    done = maintain.compact(min_files=2)
+    assert (done.files, done.new_files, done.unreadable) == (2 * len(VALUES), len(VALUES), 0)
+    assert ask(served, query) == wanted
+    maintain.expire(max_age=timedelta(0))
+    assert len(maintain.remove_orphans(grace=timedelta(0), quiesced=True).files) >= 2 * len(VALUES)
+    assert ask(served, query) == wanted
+    with closing(attached(served)) as duck:
+        assert duck.execute(f"SELECT * FROM c.{namespace}.t ORDER BY id").fetchall() == wanted
 
 
 class _DeletesWriter(ManifestWriterV2):

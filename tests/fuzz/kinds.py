@@ -967,7 +967,7 @@ def supervise(bench: Bench) -> None:
     """`limpet supervise --once` on each node, twice. Then all know what node b pushed."""
     for form in ([], ["--json"]):
         for name in NODES:
-            bench.cli("supervise", "--local", f"{DISKS}/{name}", "--remote", BUCKET, "--once", *form)
+            bench.cli("supervise", "--local", f"{DISKS}/{name}", "--remote", BUCKET, "--once", "--create", *form)
         bench.pass_by(100.0)
     for name, node in _nodes(bench).items():
         for id_ in GOOD:

@@ -333,6 +333,7 @@ class Refusing:
         self._source = source
         self.files = source.files
         self.read = source.read
+        self.name_of = source.name_of
         self.prune = source.prune
 
     def delete(self, names: Any) -> dict[str, LimpetError | None]:

@@ -424,8 +424,35 @@ CATALOG_BUGS = [
         "a removal of snapshots takes a new branch with it",
         "issue 17, maintenance",
         0,
-        (Change("catalog.commit.apply", "_check_refs(document, new, commit)", "pass"),),
+        (Change("catalog.commit.apply", "_check_removal(document, new, commit)", "pass"),),
         "catalog/test_catalog_maintain.py::test_a_snapshot_is_not_removed_from_under_a_new_branch",
+    ),
+    Bug(
+        "a purge goes by what was looked at before the decision",
+        "issue 25, a check is part of its decision",
+        0,
+        (
+            Change(
+                "entries.drop",
+                "if purge.has(old.path):\n    purge.result(old.path)",
+                "if purge._results:\n    purge.result(next(iter(purge._results)))",
+            ),
+        ),
+        "catalog/test_catalog_tables.py::test_a_property_that_is_set_beside_a_purge_counts[directory]",
+    ),
+    Bug(
+        "snapshots of a table whose files others need are removed",
+        "issue 25, a check is part of its decision",
+        0,
+        (Change("commit._check_removal", 'if not owns_files(old.json().get("properties") or {}):', "if False:"),),
+        "catalog/test_catalog_maintain.py::test_snapshots_of_a_table_whose_files_others_need_are_not_removed",
+    ),
+    Bug(
+        "a query reads files of another table",
+        "F29",
+        0,
+        (Change("Catalog.open_table", "check_not_of_others(state, path, own)", "pass"),),
+        "app/test_query.py::test_a_table_that_names_a_file_elsewhere_is_refused",
     ),
     Bug(
         "a snapshot takes row ids that another one has",
@@ -556,7 +583,7 @@ CATALOG_BUGS = [
         "the files of another catalog are deleted",
         "issue 17, maintenance",
         0,
-        (Change("TableHistory.owns_files", 'self.properties.get(GC_PROPERTY, "true").lower() == "true"', "True"),),
+        (Change("decide.owns_files", 'properties.get(GC_PROPERTY, "true").lower() == "true"', "True"),),
         "catalog/test_catalog_maintain.py::test_files_that_others_own_stay",
     ),
     Bug(
@@ -613,7 +640,7 @@ CATALOG_BUGS = [
             ),
             Change(
                 "catalog.commit.apply",
-                "_check_refs(document, new, commit)",
+                "_check_removal(document, new, commit)",
                 "pass",
             ),
         ),
@@ -652,10 +679,9 @@ CATALOG_BUGS = [
         (
             Change(
                 "TableMaintenance._commit",
-                "return bool(self._landed(request, written))",
-                "landed = bool(self._landed(request, written))\n"
-                "self._remove([self._key(one.new.file_path) for one in done if one.new and not landed])\n"
-                "return landed",
+                "landed = self._landed(request, written)",
+                "landed = self._landed(request, written)\n"
+                "self._remove([self._key(one.new.file_path) for one in done if one.new and not landed])",
             ),
         ),
         "maintain",
@@ -671,6 +697,13 @@ CATALOG_BUGS = [
                 "if one is None",
             ),
         ),
+        "maintain",
+    ),
+    Bug(
+        "a compaction whose outcome is not known deletes its files",
+        "issue 25, cleanup after an error",
+        0,
+        (Change("TableMaintenance._replace", "if not may_be_published:", "if done:"),),
         "maintain",
     ),
     Bug(

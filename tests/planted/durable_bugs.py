@@ -273,6 +273,42 @@ DURABLE_BUGS = [
         ),
     ),
     _bug(
+        "a sleep counts by the clock of the worker",
+        "sleep: no worker's clock counts",
+        13,
+        (
+            "TaskSteps._left_s",
+            "left_before(self._claim.suspended_before.get(self._n), number, self._claim.held_s)",
+            "step.value.wait_s - (self.wall() - step.value.at).total_seconds()",
+        ),
+    ),
+    _bug(
+        "a suspended task rests by the clock of the worker",
+        "sleep: no worker's clock counts",
+        7,
+        ("decide.claimable", "take=at <= now", "take=(record.not_before or at) <= wall"),
+        ("decide.now_for", "return watched if ours else max(now, watched)", "return now"),
+        (
+            "TaskSteps._left_s",
+            "left_before(self._claim.suspended_before.get(self._n), number, self._claim.held_s)",
+            "step.value.wait_s - (self.wall() - step.value.at).total_seconds()",
+        ),
+    ),
+    _bug(
+        "a suspended task rests for longer when the clock of the store was set back",
+        "sleep: ends in time",
+        7,
+        ("decide.now_for", "return watched if ours else max(now, watched)", "return now"),
+    ),
+    _bug(
+        "a sleep begins again when its claim cannot see how old its record is",
+        "sleep: ends in time",
+        0,
+        ("durable.left_before", "return before.due_s - held_s", "return None"),
+        scenario="queue/test_durable_stores.py::"
+        "test_a_sleep_ends_though_the_files_are_of_a_clock_that_is_an_hour_ahead",
+    ),
+    _bug(
         "a signal is not looked for",
         "signal: a task that waits finds it",
         0,

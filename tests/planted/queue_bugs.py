@@ -391,6 +391,20 @@ QUEUE_BUGS = [
             "self._storage.ring()\ncreated = self.place(entry, task, fresh=fresh and entry == name)",
         ),
     ),
+    _far(
+        "a ring is used up by a look that fails",
+        "a push wakes an idle worker",
+        0,
+        ("queue.Bell.listing", "self.expect(due_s)", "self._listed_at_s = at_s"),
+        ("queue.BucketQueue._try_claim", "self._note_find()\nraise", "raise"),
+    ),
+    Bug(
+        "a ring that failed counts as one",
+        "a push wakes an idle worker",
+        0,
+        (Change("queue.Bell.ring", "self._rung_at_s = rung_before_s", "self._rung_at_s = at_s"),),
+        "queue/test_bell.py::test_a_ring_that_failed_is_none",
+    ),
     Bug(
         "a page without a free entry is all that there is",
         "what waits runs",

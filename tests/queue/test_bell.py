@@ -230,6 +230,44 @@ def test_without_a_ring_it_is_found_within_a_minute(world: World) -> None:
     assert started_s - pushed_s <= LIST_EVERY_S + 3
 
 
+@pytest.mark.parametrize(
+    ("verb", "ending"),
+    [("list", NAME), ("put", "lease.json"), ("get", "task.json")],
+    ids=["list", "claim", "read"],
+)
+@pytest.mark.parametrize("error", [Unavailable("busy"), OutcomeUnknown("no answer")], ids=repr)
+def test_a_ring_is_answered_by_a_look_that_succeeds(world: World, verb: str, ending: str, error: LimpetError) -> None:
+    """Each look fails for a while: the first one that succeeds finds the task."""
+    idler, pusher = Idler(world), world.process()
+    idler.process.store.away(verb, ending, error)
+    pusher.queue.push({"n": 1})
+    world.time.sleep(20.0)
+    assert idler.started == []
+    idler.process.store.back()
+    back_s = world.time.now_s
+    world.time.sleep(LIST_EVERY_S + TTL_S + 5)
+    [(started_s, _)] = idler.started
+    assert started_s - back_s < (TTL_S + 5 if verb == "get" else 16 + 2)
+
+
+def test_a_ring_that_failed_is_none(world: World) -> None:
+    idler, pusher = Idler(world), world.process()
+    pusher.store.before("put", "bell.json", raises(Unavailable("busy")))
+    pusher.queue.push({"n": 1})
+    pusher.queue.push({"n": 2})
+    assert pusher.store.wrote("put").count(BELL) == 2
+    world.time.sleep(5)
+    assert [n for _, n in idler.started] == [1, 2]
+
+
+def test_a_ring_that_is_forbidden_is_not_tried_with_each_push(world: World) -> None:
+    pusher = world.process()
+    pusher.store.away("put", "bell.json", Denied("no"))
+    for _ in range(10):
+        pusher.queue.push({})
+    assert pusher.store.wrote("put").count(BELL) == 1
+
+
 def test_a_push_without_a_ring_of_its_own_is_found_after_the_ring_before(world: World) -> None:
     """A process rings at most once a second: its second task relies on the ring of the first."""
     idler, pusher = Idler(world), world.process()

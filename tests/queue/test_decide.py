@@ -41,6 +41,7 @@ from limpet.queue.decide import (
     lists_done,
     may_start,
     must_charge,
+    now_for,
     open_tasks,
     other_shape,
     progressed,
@@ -88,6 +89,12 @@ def claim_by(before: EntryLease | None, *, max_attempts: int = 5, **more: Any) -
 
 
 # ---- may it be taken ----
+
+
+def test_a_clock_that_was_set_makes_no_record_younger_than_it_was_seen_and_none_of_ours_older() -> None:
+    assert now_for(at(10), modified=EPOCH, unchanged_s=4, ours=False) == at(10)
+    assert now_for(at(-3600), modified=EPOCH, unchanged_s=4, ours=False) == at(4)
+    assert now_for(at(3600), modified=EPOCH, unchanged_s=4, ours=True) == at(4)
 
 
 @pytest.mark.parametrize(

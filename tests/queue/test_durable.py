@@ -408,6 +408,28 @@ def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, m
     assert not queue.claim()
 
 
+@pytest.mark.parametrize(("sleep_s", "after_s"), [(3.0, 1.0), (7200.0, 1800.0), (7200.0, 7100.0)])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_sleep_ends_in_time_though_the_clock_of_the_store_was_set_back(
+    ground: Ground, sleep_s: float, after_s: float, batch: bool
+) -> None:
+    @ground.fleet.task("report")
+    def report() -> float:
+        limpet.sleep(sleep_s)
+        return ground.runtime.elapsed_s()
+
+    def set_back() -> None:
+        ground.runtime.wall_offset_s -= 3600
+
+    began_s = ground.runtime.elapsed_s()
+    ids = report.push_many([(), ()]) if batch else [report.push().id]
+    ground.runtime.time.at(after_s, set_back)
+    ground.work(report)
+    for result in report.queue.results(ids):
+        assert sleep_s <= result.value - began_s <= sleep_s + 60
+    assert Counter(ground.kinds("started")) == {"started": 2 * len(ids)}
+
+
 @pytest.mark.parametrize("cancel", [False, True])
 @pytest.mark.parametrize("batch", [False, True])
 def test_the_end_of_what_a_task_waits_for_wakes_its_queue(ground: Ground, batch: bool, cancel: bool) -> None:

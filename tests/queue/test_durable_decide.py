@@ -20,6 +20,7 @@ from limpet.queue.durable import (
     agreed,
     arguments_digest,
     has_ended,
+    left_before,
     left_s,
     look_again_s,
     looks,
@@ -159,6 +160,14 @@ def test_a_sleep_counts_from_its_record() -> None:
     assert left_s(seen("sleep", "", wait_s=10.0), at(4)) == 6.0
     assert left_s(seen("sleep", "", wait_s=10.0), at(14)) == -4.0
     assert left_s(seen("sleep", "", wait_s=10.0, modified=None), at(4)) == 10.0, "it was recorded just now"
+
+
+def test_what_a_suspension_says_about_its_time_counts_for_its_own_step() -> None:
+    assert left_before(suspension(due_s=8.0), 4, held_s=3.0) == 5.0
+    assert left_before(suspension(due_s=0.0), 4, held_s=0.5) == -0.5
+    assert left_before(suspension(due_s=8.0), 5, held_s=3.0) is None, "another step waited then"
+    assert left_before(suspension(), 4, held_s=3.0) is None, "it did not wait for a time then"
+    assert left_before(None, 4, held_s=3.0) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -83,6 +84,27 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
     ]
     work.queue.flush()
     assert [stat.key for stat in fleet.store.list("queues") if "/steps/" in stat.key] == []
+
+
+def test_a_sleep_ends_though_the_files_are_of_a_clock_that_is_an_hour_ahead(tmp_path: Path) -> None:
+    """Until that clock is reached, a file counts as written just now: a worker claimed the task again and again."""
+    fleet = limpet.open(tmp_path)
+    events: list[str] = []
+
+    @fleet.task("report")
+    def report() -> str:
+        limpet.step(_pages, [], "x")
+        limpet.sleep(0.5)
+        return "slept"
+
+    pushed = report.push()
+    Worker([report.job], system(), burst=True).run()
+    soon = system().wall().timestamp() + 3600
+    for path in tmp_path.glob("queues/report/*/*/*.json"):
+        os.utime(path, (soon, soon))
+    Worker([report.job], system(), burst=True, until_empty=True, listener=lambda event: events.append(event.kind)).run()
+    assert pushed.result().value == "slept"
+    assert events == ["started", "done"]
 
 
 def test_queues_that_are_exchanged_between_nodes_refuse_steps(tmp_path: Path) -> None:

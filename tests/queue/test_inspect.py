@@ -136,7 +136,7 @@ def test_folders_that_nobody_asked_for_are_not_listed() -> None:
     fleet = limpet.open("memory://")
     _busy(fleet)
     [found] = count_queues(fleet.store, ["busy"], {"completed": 0, "failed": 0, "pending": 0, "scheduled": 9})
-    assert (found.scheduled, found.pending, found.completed_tasks(), found.failed) == (1, 0, 0, [])
+    assert (found.scheduled, found.pending, found.completed_tasks(), found.failed) == (1, 0, 0, {})
     assert found.cut == {"completed", "failed", "pending"}
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from limpet.errors import Unavailable
+from limpet.errors import Invalid, Unavailable
 from limpet.lease import State
+from limpet.queue import Policy
 from limpet.queue.sweep import CHUNK, GRACE_S, RETAIN_EVERY_S, SWEEP_EVERY_S
 from support.queue import ROOT, TTL_S, Crash, World, crash, raises, rounds
 from support.stores import late
@@ -540,3 +542,41 @@ def test_retention_does_not_look_at_the_wall_clock(world: World, years: int) -> 
     assert world.names() == ["completed/x.json"]
     world.time.sleep(2 * 86400)
     assert process.queue.sweep() == 1
+
+
+@pytest.mark.parametrize("retention_s", [math.inf, 1e15])
+def test_receipts_that_are_kept_for_ever_never_go(world: World, retention_s: float) -> None:
+    process = world.process(retention_s=retention_s)
+    process.queue.push({}, id="old")
+    process.queue.push({}, id="bad")
+    process.drain(lambda task: task.fail("no") if task.id == "bad" else task.done())
+    for _ in range(3):
+        world.time.sleep(400 * DAY_S)
+        process.queue.claim()
+    assert process.queue.sweep() == 0
+    assert not process.queue.push({}, id="old").created
+    assert [result.state for result in process.queue.results(["old", "bad"])] == ["completed", "failed"]
+    facts = process.queue.inspect.describe("old")
+    assert facts is not None
+    assert facts["receipts_kept_s"] is None
+
+
+def test_how_long_receipts_are_kept_is_told_once_a_worker_has_swept(world: World) -> None:
+    process = world.process(retention_s=10 * DAY_S)
+    process.queue.push({}, id="x")
+    process.drain()
+    facts = process.queue.inspect.describe("x")
+    assert facts is not None
+    assert "receipts_kept_s" not in facts
+    world.time.sleep(2 * SWEEP_EVERY_S)
+    process.queue.claim()
+    facts = process.queue.inspect.describe("x")
+    assert facts is not None
+    assert facts["receipts_kept_s"] == 10 * DAY_S
+
+
+def test_a_retention_that_is_no_number_is_refused() -> None:
+    for wrong in (math.nan, -math.inf, 0.0):
+        with pytest.raises(Invalid, match="at least 7 days"):
+            Policy(retention_s=wrong)
+    assert Policy(retention_s=math.inf).kept_s is None

@@ -352,10 +352,13 @@ def test_a_signal_in_a_handler_ends_the_worker_of_this_thread_and_its_own_interr
     for n in (0, 1, 2):
         job.queue.push({"n": n}, id=f"task-{n}")
     worker = ground.worker(job)
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        worker.run_here()
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.run_here()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     counts = worker.counts()
     assert (counts.failed, counts.handed_back, counts.retried) == (1, 1, 0)
     assert worker.halted == "a signal has interrupted the handler"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 import uvicorn
@@ -25,10 +25,12 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Served:
-    """A server that takes few connections. `bodies` are those that its handler has seen."""
+    """Takes few connections. `bodies` are those that its handler has seen; it answers once `gate` is set."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.gate = Event()
+        self.gate.set()
         self.limiter = ConnectionLimiter(connections_max=12, peer_max=3)
         guard = Tokens([TOKEN.decode()])
         routes = [
@@ -47,6 +49,7 @@ class Served:
 
     def _echo(self, request: Request) -> Response:
         self.bodies.append(request.body)
+        assert self.gate.wait(30)
         return Response(200, request.body)
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
@@ -237,9 +240,60 @@ def test_a_few_requests_may_come_in_a_row_and_not_many(hasty: Served) -> None:
     assert hasty.answer(HEALTH * 10_000).count(b"HTTP/1.1 200 OK") <= limits.PIPELINE_MAX + 1
 
 
-def test_garbage_behind_a_request_is_not_taken_for_its_answer(served: Served) -> None:
-    assert _status(served.answer(REQUEST + b"\x00garbage\r\n\r\n")) == 0
-    until("it was handled nevertheless", lambda: served.bodies == [b"body"])
+BEHIND = [
+    b"x",
+    b"\x00garbage\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00" * 100_000,
+    b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 100_000,
+    HEALTH * 10_000,
+    CHUNKED + BEARER + b"\r\nno length\r\n",
+    CHUNKED + BEARER + b"\r\n4\r\nbody\r\n0\r\nx: y\r\n\r\n",
+    CHUNKED + b"\r\nno length\r\n",
+]
+"""What may follow a request on its connection and is no request."""
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("sent", [REQUEST, REQUEST * 3, REQUEST.replace(BEARER, BEARER + b"connection: close\r\n")])
+def test_what_was_accepted_is_answered_before_garbage_ends_the_connection(
+    served: Served, sent: bytes, behind: bytes
+) -> None:
+    answers = served.answer(sent + behind)
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", answers)
+    accepted = sent.count(b"POST")
+    assert statuses[:accepted] == [b"200"] * accepted
+    assert served.bodies == [b"body"] * accepted, "nothing that was handled is unanswered"
+    assert {*statuses[accepted:]} <= {b"200"}, "garbage is not answered: it would count for a later request"
+    assert len(statuses) <= limits.PIPELINE_MAX + 1
+    assert b"connection: close" in answers[answers.rindex(b"HTTP/1.1") :], "the last answer says that it is the last"
+
+
+@pytest.mark.parametrize("behind", [b"x", HEALTH[:30], REQUEST[:-1], *BEHIND[3:5]])
+def test_what_comes_or_stays_away_while_a_request_is_handled_does_not_cost_its_answer(
+    hasty: Served, behind: bytes
+) -> None:
+    with hasty.connect() as connection:
+        hasty.gate.clear()
+        connection.sendall(REQUEST)
+        until("it is handled", lambda: hasty.bodies == [b"body"])
+        with suppress(ConnectionError):
+            connection.sendall(behind)
+        for _ in range(3):  # in the meantime deadlines pass
+            assert _status(hasty.answer(HEALTH)) == 200
+        hasty.gate.set()
+        answer = _rest(connection)
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer)[:1] == [b"200"]
+    assert hasty.bodies == [b"body"]
+
+
+def test_a_client_that_never_reads_does_not_keep_a_connection_that_has_ended(hasty: Served) -> None:
+    with hasty.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        with suppress(OSError):
+            for _ in range(20):
+                connection.sendall(HEALTH * 5000)
+        until("it was closed", lambda: hasty.limiter.connections == 0)
 
 
 def test_too_much_at_once_is_told_to_come_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

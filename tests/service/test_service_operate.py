@@ -250,6 +250,18 @@ def _by_tls(url: str, cert: Path, method: str, path: str, body: bytes | None = N
         connection.close()
 
 
+def _followed_by_a_byte(url: str, cert: Path, body: bytes) -> bytes:
+    """All that answers the creation of a namespace whose body is one byte longer than announced."""
+    place, context = urlsplit(url), ssl.create_default_context(cafile=str(cert))
+    head = f"POST /v1/namespaces HTTP/1.1\r\nauthorization: Bearer {TOKEN}\r\ncontent-type: application/json\r\n"
+    with (
+        socket.create_connection((place.hostname, place.port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=place.hostname) as connection,
+    ):
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body + b"x")
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def test_both_services_by_tls(tmp_path: Path, certificate: Path) -> None:
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     tls = ["--tls-cert", str(cert), "--tls-key", str(key)]
@@ -261,6 +273,7 @@ def test_both_services_by_tls(tmp_path: Path, certificate: Path) -> None:
             until("it leads", lambda: b'"leads":true' in _by_tls(url, cert, "GET", "/readyz")[1])
             assert _by_tls(url, cert, "POST", "/v1/namespaces", b'{"namespace": ["a"]}')[0] == 200
             assert _by_tls(url, cert, "GET", "/v1/namespaces/a")[0] == 200
+            assert _followed_by_a_byte(url, cert, b'{"namespace": ["b"]}').startswith(b"HTTP/1.1 200 ")
             with pytest.raises((OSError, http.client.HTTPException)):
                 ask(url, "GET", "/healthz")
             assert _by_tls(url, cert, "GET", "/healthz")[0] == 200

@@ -45,8 +45,8 @@ def compactor(fleet: Path, port: int = 0) -> Iterator[CatalogServer]:
 
 
 @contextmanager
-def api(fleet: Path, compactor_url: str, *, lead: bool = True) -> Iterator[CatalogServer]:
-    arguments = ("api", "--compactor-url", compactor_url, "--lease-s", LEASE_S)
+def api(fleet: Path, *compactor_urls: str, lead: bool = True) -> Iterator[CatalogServer]:
+    arguments = ("api", *(word for url in compactor_urls for word in ("--compactor-url", url)), "--lease-s", LEASE_S)
     with catalog_server(str(fleet), *arguments, env={"LIMPET_RPC_SECRET": SECRET}, lead=lead) as server:
         yield server
 
@@ -158,6 +158,22 @@ def test_a_compactor_that_comes_back_is_waited_for(tmp_path: Path) -> None:
         stack.enter_context(compactor(fleet, port))
         assert waiting.result().status == 200
         assert names(leader) == {"a", "b"}
+
+
+def test_one_of_several_compactors_is_enough(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    with ExitStack() as stack:
+        first, second = stack.enter_context(compactor(fleet)), stack.enter_context(compactor(fleet))
+        urls = {"LIMPET_COMPACTOR_URL": f"{first.url} {second.url}", "LIMPET_RPC_SECRET": SECRET}
+        leader = stack.enter_context(catalog_server(str(fleet), "api", "--lease-s", LEASE_S, env=urls))
+        assert create(leader, "a").status == 200
+        assert (leader.ready() or {})["compactor"] == first.url
+        first.kill()
+        assert create(leader, "b").status == 200
+        until("readiness is asked anew", lambda: (leader.ready() or {})["compactor"] == second.url)
+        assert first.url in (leader.ready() or {})["compactor_trouble"]
+        assert create(leader, "c").status == 200
+        assert names(leader) == {"a", "b", "c"}
 
 
 def _publishing(fleet: Path, before: int) -> bool:

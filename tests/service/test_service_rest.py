@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+import limpet
 from support.servers.catalog import Answer, CatalogServer, until
 
 SCHEMA = {
@@ -339,7 +340,7 @@ def test_health_readiness_and_metrics(served: CatalogServer, make: Make) -> None
     assert served.ask("GET", "/healthz").json == {"status": "ok"}
     until("it tells of a commit: readiness is remembered for a second", lambda: _version(served) > 1)
     ready = served.ask("GET", "/readyz").json
-    assert ready["status"] == "ready"
+    assert (ready["status"], ready["limpet"]) == ("ready", limpet.__version__)
     assert ready["leads"] is True
     assert ready["leader"].endswith(f":{served.process.pid}")
     metrics = served.ask("GET", "/metrics")

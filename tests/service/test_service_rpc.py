@@ -15,7 +15,7 @@ from limpet.catalog.compactor import Unreachable
 from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.ledger import Publication
 from limpet.runtime import system
-from limpet.service.rpc import RpcPublisher
+from limpet.service.rpc import RpcPublisher, RpcPublishers
 from support.servers.process import free_ports
 
 PATHS = ["ledger/catalog/" + "0" * 26 + ".json"]
@@ -185,6 +185,73 @@ def test_closing_ends_the_wait_for_an_answer() -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert isinstance(met[0], OutcomeUnknown)
+
+
+# ---- several compactors ----
+
+
+@contextmanager
+def publishers(*urls: str) -> Iterator[RpcPublishers]:
+    made = RpcPublishers([RpcPublisher(url, None, system()) for url in urls], system())
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def nobody() -> str:
+    """A URL where nothing listens."""
+    [port] = free_ports(1)
+    return f"http://127.0.0.1:{port}"
+
+
+def test_a_compactor_that_is_not_there_is_passed_over_and_not_asked_again() -> None:
+    with peer(GOOD, GOOD) as server, publishers(nobody(), server.url) as publish:
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert publish.url == server.url
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert len(server.heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (b"", OutcomeUnknown),
+        (_http(502, b""), OutcomeUnknown),
+        (_http(503, _error("ServiceUnavailableException", 503)), Unavailable),
+        (_http(401, _error("NotAuthorizedException", 401)), Denied),
+    ],
+)
+def test_after_an_unclear_failure_the_caller_decides_and_the_next_one_is_asked(
+    answer: bytes, kind: type[LimpetError]
+) -> None:
+    with peer(answer) as broken, peer(GOOD) as server, publishers(broken.url, server.url) as publish:
+        with pytest.raises(kind):
+            publish(PATHS, 1)
+        assert server.heard == [], "it is not sent twice in one call"
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert len(broken.heard) == 1
+
+
+def test_a_refusal_counts_and_is_asked_of_no_other() -> None:
+    refusal = _http(409, _error("version_conflict", 409))
+    with peer(refusal, GOOD) as server, peer(GOOD) as other, publishers(server.url, other.url) as publish:
+        with pytest.raises(PublicationRefused):
+            publish(PATHS, 1)
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert other.heard == []
+
+
+def test_only_if_none_was_reached_is_it_known_that_none_knows_the_batch() -> None:
+    with publishers(nobody(), nobody()) as publish, pytest.raises(Unreachable, match=r"reached: .*; .* reached: "):
+        publish(PATHS, 1)
+    with peer(GOOD) as server, publishers(server.url, nobody()) as publish:
+        assert publish(PATHS, 1) == Publication(12, "c")
+        server.close()
+        with pytest.raises(OutcomeUnknown):  # on the kept connection the batch may have arrived
+            publish(PATHS, 1)
+        with pytest.raises(Unreachable):
+            publish(PATHS, 1)
 
 
 @pytest.mark.parametrize("url", ["", "compactor:8182", "ftp://x", "http://", "http://h:99999", "http://h/?a=b"])

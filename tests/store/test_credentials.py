@@ -210,8 +210,17 @@ def test_profiles_without_keys_need_boto3(home: dict[str, str], profile: str, mo
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(Unsupported) as unsupported:
         CloudStore("s3://b")
-    assert "boto3" in unsupported.value.hint
+    assert "limpet[aws]" in unsupported.value.hint
     assert locate("s3://b", None, {**home, **PAIR, "AWS_PROFILE": profile}).profile is None
+
+
+def test_a_profile_that_names_no_source_is_told_so(home: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Path(home["HOME"]) / ".aws" / "config"
+    config.write_text("[profile lost]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = nowhere\n")
+    for name, value in {**home, "AWS_PROFILE": "lost", "AWS_CONFIG_FILE": str(config)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Invalid, match="the AWS profile 'lost' gives no key"):
+        CloudStore("s3://b")
 
 
 @pytest.mark.parametrize("url", ["s3://acme/prod", "gs://acme/prod", "az://acme/prod?account=me"])

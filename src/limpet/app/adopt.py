@@ -6,6 +6,7 @@ if the caller says that the other program has stopped (`quiesced`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from limpet.index.maintain.import_existing import BESIDE, RECORD_FOLDERS
 from limpet.index.storage import DESCRIPTION_BYTES_MAX
 from limpet.keys import IndexKeys, Key, QueueKeys, disk_name
 from limpet.queue import QueueAdoptReport
-from limpet.queue.adopt import QUEUE_FOLDERS
+from limpet.queue.adopt import OWN_OBJECTS, QUEUE_FOLDERS
 from limpet.runtime import system
 from limpet.store.sources import FileSource, Folders, FolderSource, StoreSource
 
@@ -28,26 +29,31 @@ if TYPE_CHECKING:
     from limpet.app.fleet import Fleet
 
 
-def adopt_tasks(fleet: Fleet, name: str, where: str, *, quiesced: bool = False) -> QueueAdoptReport:
+def adopt_tasks(fleet: Fleet, name: str, where: str | None, *, quiesced: bool = False) -> QueueAdoptReport:
     """Take the tasks of another program's queue at `where`, a folder or URL, over into the queue `name`.
 
+    Without `where`, or if that is the folder of the queue itself, they are taken over in place.
     See `queue.adopt.Adopter.take_over` for what is read, written and deleted.
-    Raises: Missing if there is nothing at `where`; Invalid if that is the place of the queue itself; Unsupported for a
-    queue on SQS.   Cost and crash: as there.
+    Raises: Missing if there is nothing at `where`; Invalid in place without `quiesced`; Unsupported for a queue on SQS.
+    Cost and crash: as there.
     """
     queue = in_store(fleet.queue(name), "take over files")
-    if _is_place_of(fleet, QueueKeys.of(name).root, where):
-        raise Invalid(
-            f"{where} is the folder of the queue {name!r} itself",
-            hint="move the files of the other program elsewhere first, then name that place",
+    root = QueueKeys.of(name).root
+    in_place = where is None or _is_place_of(fleet, root, where)
+    if in_place or where is None:
+        source = _files_beside(fleet, root, QUEUE_FOLDERS, OWN_OBJECTS) or StoreSource(
+            fleet.store, root, QUEUE_FOLDERS, own=OWN_OBJECTS
         )
-    source = _files_at(fleet, where, QUEUE_FOLDERS)
-    if next(source.files(), None) is None:
+    else:
+        source = _files_at(fleet, where, QUEUE_FOLDERS)
+    others = QueueAdoptReport()
+    if next(source.files(others.ignore), None) is None:
+        found = f"; other files there: {others.ignored}, such as {others.ignored_names[0]}" if others.ignored else ""
         raise Missing(
-            f"there are no tasks at {where}",
+            f"there are no tasks at {where or root}{found}",
             hint="it should have a folder pending/ with <id>/task.json in it, completed/ or failed/",
         )
-    return queue.adopt(source, quiesced=quiesced)
+    return queue.adopt(source, quiesced=quiesced, in_place=in_place)
 
 
 def adopt_files(
@@ -72,7 +78,8 @@ def adopt_files(
             hint=f"the index {name!r} has its columns; leave them out" if where is None else "leave --from out",
         )
     folders = RECORD_FOLDERS if in_place or where is not None else BESIDE
-    source = _files_at(fleet, where, folders) if where is not None else _files_beside(fleet, name, folders)
+    root = IndexKeys.of(name).root
+    source = _files_at(fleet, where, folders) if where is not None else _files_beside(fleet, root, folders)
     if in_place:
         return _index_of_files(fleet, name, schema, key).adopt_in_place(source, quiesced=quiesced), True
     return demand_index(fleet, name).adopt(source, quiesced=quiesced), False
@@ -102,13 +109,13 @@ def _index_of_files(fleet: Fleet, name: str, schema: Path | None, key: str | Non
     )
 
 
-def _files_beside(fleet: Fleet, name: str, folders: Folders) -> FileSource | None:
-    """The files that lie where the index does; None: the objects of the store there.
+def _files_beside(fleet: Fleet, prefix: str, folders: Folders, own: Collection[str] = ()) -> FileSource | None:
+    """The files that lie where our objects below a prefix do; None: the objects of the store there.
 
     A local folder is read as such: its file names need not be those of a store.
     """
     root = _local(fleet.url)
-    return None if root is None else FolderSource(_below(root, IndexKeys.of(name).root), folders, root=root)
+    return None if root is None else FolderSource(_below(root, prefix), folders, own=own, root=root)
 
 
 def _files_at(fleet: Fleet, where: str, folders: Folders) -> FileSource:

@@ -11,17 +11,37 @@ The source is never written to.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from limpet import keys, records
+from limpet.app.backup_decide import (
+    INDEX_ORDER,
+    QUEUE_ORDER,
+    REST,
+    UNKNOWN_MAX,
+    BackupRecord,
+    Entries,
+    ListRef,
+    StepNames,
+    check_target,
+    entry_at,
+    keeps_id,
+    kind_of,
+    names_in_step,
+    next_epoch,
+    older_lists,
+    run_name,
+    superseded,
+    token_of_run,
+)
 from limpet.app.fleet import (
     BACKUP,
     RESTORING,
@@ -33,16 +53,28 @@ from limpet.app.fleet import (
     store_for,
 )
 from limpet.cell import Cell, Versioned, struct_codec
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Held,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+)
 from limpet.events import EXECUTIONS
 from limpet.events.fold import EventHead
 from limpet.index.storage import Manifest, shortened
 from limpet.keys import CatalogKeys, Key, entry_of
-from limpet.records import Count, Digest, Instant, Name, digest_of
+from limpet.lease import Lease, Lock, VersionWatch
+from limpet.records import Count, Digest, Name, digest_of
 from limpet.runtime import Runtime, system
-from limpet.store.api import Stat, Store, Version, batched
+from limpet.store.api import Absent, Match, Stat, Store, Version, batched
 from limpet.store.directory.plain import WAREHOUSE, plain_warehouse
 from limpet.store.metered import MeteredStore
+from limpet.store.outcome import put_bytes
 from limpet.store.probe import probe_conditions
 
 T = TypeVar("T")
@@ -61,46 +93,10 @@ BACKOFF_S = 1.0
 SETTLE_ROUNDS = 20
 HEAD_BYTES_MAX = 64 << 20
 CATALOG = "catalog"
-
-ORDER: tuple[tuple[str, str], ...] = (
-    ("sync", r"sync/(?!supervisor\.lock).+"),
-    ("scheduled", r"queues/[^/]+/scheduled/.+"),
-    ("pending", r"queues/[^/]+/pending/.+"),
-    ("failed", r"queues/[^/]+/failed/.+"),
-    ("completed", r"queues/[^/]+/completed/.+"),
-    ("steps", r"queues/[^/]+/steps/.+"),
-    ("queue", r"queues/[^/]+/(?!slots/|bell\.json$).+"),
-    ("imports", r"indexes/[^/]+/imports/.+"),
-    ("inbox", r"indexes/[^/]+/inbox/.+"),
-    ("packs", r"indexes/[^/]+/packs/.+"),
-    ("shards", r"indexes/[^/]+/shards/[^/]+\.usv"),
-    ("index", r"indexes/[^/]+/(?!manifest\.json$|shards/[^/]+\.lock$).+"),
-    ("manifest", r"indexes/[^/]+/manifest\.json"),
-    ("events", r"(?:ledger|quarantine)/executions/.+"),
-    ("folded", r"state/executions/.+"),
-    ("history", r"(?:ledger|commits|snapshots|state|quarantine)/[^/]+/.+"),
-    ("metadata", r"warehouse/.+\.metadata\.json"),
-    ("data", r"warehouse/.+"),
-    ("head", r"manifests/.+\.json"),
-    ("cell", r"(?:cells|sequence)/.+"),
-    ("lock", r"locks/.+|queues/[^/]+/slots/.+|indexes/[^/]+/shards/[^/]+\.lock|sync/supervisor\.lock"),
-    ("own", r"limpet\.json|backup\.json|backup/.+|clock/.+|probe/.+|workers/.+|queues/[^/]+/bell\.json"),
-)
-"""The kinds of objects, in the order in which they are copied; a key has the first kind that it matches. Locks come
-last, after cells and heads, so that no fence in the copy is above the token of its lock. `own` is never copied."""
-
-QUEUE_ORDER = ("scheduled", "pending", "failed", "completed")
-INDEX_ORDER = ("imports", "inbox", "packs", "shards")
-OTHER = "other"
-REST = ("queue", "index", "history", OTHER)
-"""Kinds that may be copied in any order, after those above."""
-
-_KINDS = tuple((name, re.compile(pattern, re.DOTALL)) for name, pattern in ORDER)
-
-
-def kind_of(key: str) -> str:
-    """The kind of an object, by its key; `other` for an object that Limpet does not write."""
-    return next((name for name, pattern in _KINDS if pattern.fullmatch(key)), OTHER)
+LOCK_TTL_S = 60.0
+"""Longer than a request that was given up can still take to land."""
+TAKEN_OVER = "another run to the same target has taken over: this one was paused for too long"
+TAKEN_OVER_HINT = "let it finish; if you need this one too, run it again then"
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -112,36 +108,10 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     sha256: Digest
 
 
-class _ListRef(msgspec.Struct, frozen=True, array_like=True):
-    """A list of copied objects: the digest of the object that holds it, and how many lines that has."""
-
-    sha256: Digest
-    lines: Count
-
-
 class _Retried(msgspec.Struct, frozen=True):
     """The field of a receipt that names the retry of its task."""
 
     retried_as: Name | None = None
-
-
-class BackupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`backup.json`, a cell: which run wrote here last, and whether it has finished."""
-
-    purpose: Literal["backup", "restore"]
-    state: Literal["running", "finished"]
-    run: Name
-    source: Name
-    """The URL of the source; for a restore, the run of the backup."""
-    begun_at: Instant
-    finished_at: Instant | None = None
-    objects: Count = 0
-    bytes: Count = 0
-    with_data: bool = True
-    left_out: Count = 0
-    lists: Annotated[tuple[_ListRef, ...], msgspec.Meta(max_length=8000)] = ()
-    sha256: Name = ""
-    """The digest of the concatenated digests of the lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +130,8 @@ Tell = Callable[[BackupProgress], None]
 @dataclass(slots=True)
 class BackupReport:
     """What a run did. `left_out`: objects that could not be copied, with the reason; `damaged` (restore only): objects
-    whose bytes differ from the backup's record."""
+    whose bytes differ from the backup's record; `unknown`: entries that durable tasks have pushed and that are not in
+    the source, as `queues/QUEUE/ENTRY`. `fleet` and `epoch` are those of the fleet that was copied or restored."""
 
     objects: int = 0
     bytes: int = 0
@@ -170,12 +141,16 @@ class BackupReport:
     removed: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     requests: dict[str, dict[str, int]] = field(default_factory=dict)
+    fleet: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The result of `check_backup`: objects that are missing, changed, or not part of the backup."""
+    """The result of `check_backup`: objects that are missing, changed, or not part of the backup, and entries that a
+    durable task has pushed and that were lost, as `queues/QUEUE/ENTRY`."""
 
     finished: bool
     objects: int
@@ -184,11 +159,12 @@ class CheckReport:
     changed: list[str]
     strange: list[str]
     left_out: int
+    lost: list[str]
 
     @property
     def ok(self) -> bool:
         """Whether the backup is finished and complete."""
-        return self.finished and not (self.missing or self.changed)
+        return self.finished and not (self.missing or self.changed or self.lost)
 
 
 # ---- backup, restore, check ----
@@ -202,6 +178,7 @@ def backup(
     source_url: str,
     target_url: str,
     data: bool = True,
+    wait_s: float = 0.0,
     tell: Tell = lambda progress: None,
 ) -> BackupReport:
     """Copy the fleet in `source` to `target`, which is empty or an earlier backup of it. The fleet may be running.
@@ -209,21 +186,34 @@ def backup(
     Everything that was acknowledged before the call is in the copy, or its outcome is. Objects that did not change
     since the last run to the same target are not copied again; objects that are gone from the source are deleted from
     the target at the end. `data=False` skips table data, but not table metadata.
-    Raises: Missing if there is no fleet; Invalid for a target with something else; Unavailable; Denied; Conflict if
-    another run to the same target began meanwhile; Corrupt if objects of the catalog's head are missing.
-    Cost: 1 LIST per 1,000 objects on both sides, 1 GET + 1 PUT for each object that is copied, 1 PUT per 2,000 objects.
-    Memory: 64 MiB, or one object if that is larger, twice; and about 300 bytes for each object of the fleet.
-    Crash: the same call resumes; until then `backup.json` says that it is not finished. Meanwhile nothing of the last
-    finished backup is missing.
+    Raises: Missing if there is no fleet; Invalid for a target with something else, or of another fleet; Held if another
+    run to the same target has not ended after `wait_s`; LeaseLost if one took over while this one was paused;
+    Unavailable; Denied; Corrupt if objects of the catalog's head are missing.
+    Cost: 1 LIST per 1,000 objects on both sides, 1 GET + 1 PUT for each object that is copied, 1 PUT per 2,000 objects,
+    1 GET per 256 objects that are copied or deleted. Memory: 64 MiB, or one object if that is larger, twice; and about
+    300 bytes for each object of the fleet.
+    Crash: the same call resumes, once the lock of the dead run has expired; until then `backup.json` says that it is
+    not finished. Meanwhile nothing of the last finished backup is missing.
     """
     old, new = _metered(source, runtime), _metered(target, runtime)
     record = _fleet_record(old, runtime, source_url)
-    run = _Run(old, new, runtime, _begun(new, runtime, "backup", source_url, target_url), tell)
-    _set_record(new, runtime, record, BACKUP)
-    _copy_fleet(run, data=data)
-    run.remove_stale()
-    _finish(run, with_data=data)
-    return run.reported()
+    wanted = BackupRecord(
+        purpose="backup",
+        state="running",
+        run="",
+        source=source_url[: records.NAME_MAX],
+        begun_at=runtime.wall(),
+        fleet=record.id or None,
+        epoch=record.epoch or 0,
+    )
+    with _alone(new, runtime, wanted, target_url, wait_s) as turn:
+        run = _Run(old, new, runtime, turn, tell)
+        _set_record(new, runtime, record, BACKUP)
+        _copy_fleet(run, data=data)
+        run.note_unknown()
+        run.remove_stale()
+        _finish(run, with_data=data)
+    return run.reported(record)
 
 
 def restore(
@@ -234,17 +224,21 @@ def restore(
     source_url: str,
     target_url: str,
     force: bool = False,
+    keep_id: bool = False,
+    wait_s: float = 0.0,
     tell: Tell = lambda progress: None,
 ) -> BackupReport:
     """Restore the backup in `source` as a fleet in `target`, which must be empty.
 
-    The fleet cannot be opened before it is complete. Every object is compared with the digest in the backup. Locks keep
-    their state: a held one becomes free `ttl_s` after it was written here.
+    The fleet cannot be opened before it is complete. Every object that the backup's record names is compared with it;
+    others are left. Locks keep their state: a held one becomes free `ttl_s` after it was written here. The epoch of the
+    fleet is raised: `next_epoch`. It keeps its id at the URL that was backed up, elsewhere with `keep_id`: `keeps_id`.
     `force`: accept a backup that is not finished, or has damaged objects.
-    Raises: Missing if there is no backup; Invalid for a target that is not empty, or an unfinished backup; Corrupt,
-    naming damaged objects: all others are restored then; Unavailable; Denied.
-    Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects.   Memory: as `backup`.
-    Crash: the same call resumes.
+    Raises: Missing if there is no backup; Invalid for a target that is not empty, or an unfinished backup; Held,
+    LeaseLost: as `backup`; Conflict if a run to `source` began meanwhile; Corrupt, naming damaged objects: all others
+    are restored then; Unavailable; Denied.
+    Cost: 1 LIST per 1,000 objects, 1 GET + 1 PUT an object, 1 PUT per 2,000 objects, 1 GET per 256.
+    Memory: as `backup`.   Crash: as `backup`.
     """
     old, new = _metered(source, runtime), _metered(target, runtime)
     found = _backup_at(old, runtime, source_url)
@@ -254,36 +248,55 @@ def restore(
             hint="run `limpet backup` again to finish it; if the fleet is lost, --force restores what is there",
         )
     record = _fleet_record(old, runtime, source_url)
+    record = _restored_record(new, runtime, record, keep_id=keeps_id(found, target_url, asked=keep_id))
     if _is_nearly_done(new, runtime, found.run):
         _set_record(new, runtime, record, None)
-        return BackupReport()
+        return BackupReport(fleet=record.id or "", epoch=record.epoch or 0)
     known = _lines(old, found, force=force)
-    run = _Run(old, new, runtime, _begun(new, runtime, "restore", found.run, target_url), tell)
-    _set_record(new, runtime, record, RESTORING)
-    run.copy_all((stat for stat in old.list() if kind_of(stat.key) != "own"), "restore", known)
-    lost = known.keys() - run.lines.keys()
-    bad = sorted({*run.report.damaged, *lost})  # including existing objects that cannot be read
-    run.report.damaged = bad
-    if bad and not force:
-        raise Corrupt(
-            f"damaged or missing in the backup: {len(bad)} of {len(known)} objects, such as {bad[0]}; "
-            f"the rest is at {target_url}",
-            hint="use another backup, or restore without them: --force",
-        )
-    run.flush()
-    run.remove(stat.key for stat in new.list(keys.BACKUPS))
-    _finish(run, with_data=found.with_data)
-    _set_record(new, runtime, record, None)
-    return run.reported()
+    wanted = BackupRecord(purpose="restore", state="running", run="", source=found.run, begun_at=runtime.wall())
+    with _alone(new, runtime, wanted, target_url, wait_s) as turn:
+        run = _Run(old, new, runtime, turn, tell)
+        _set_record(new, runtime, record, RESTORING)
+        whole = found.state == "finished"
+        stats = (stat for stat in old.list() if kind_of(stat.key) != "own" and (stat.key in known or not whole))
+        run.copy_all(stats, "restore", known)
+        lost = known.keys() - run.lines.keys()
+        run.report.damaged = sorted({*run.report.damaged, *lost})  # including existing objects that cannot be read
+        if run.report.damaged and not force:
+            raise _damaged(run, old, found, source_url, target_url, len(known))
+        run.note_unknown()
+        run.report.unknown = sorted(run.unknown - {*found.unknown})
+        run.flush()
+        run.remove(stat.key for stat in new.list(keys.BACKUPS) if stat.key != keys.BACKUP_LOCK)
+        _finish(run, with_data=found.with_data)
+        _set_record(new, runtime, record, None)
+    return run.reported(record)
+
+
+def _damaged(
+    run: _Run, source: Store, found: BackupRecord, source_url: str, target_url: str, count: int
+) -> Corrupt | Conflict:
+    """The error of a restore from a backup whose objects are not those of its record."""
+    now = _backup_at(source, run.runtime, source_url)
+    if now.run != found.run:
+        return Conflict(f"a run to {source_url} began meanwhile", hint="let it finish, then restore again")
+    damaged = run.report.damaged
+    return Corrupt(
+        f"damaged or missing in the backup: {len(damaged)} of {count} objects, such as {damaged[0]}; "
+        f"the rest is at {target_url}",
+        hint="use another backup, or restore without them: --force",
+    )
 
 
 def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambda progress: None) -> CheckReport:
-    """Read a whole backup, and compare it with its record.   Raises: Missing if there is none; Unavailable.
+    """Read a whole backup, and compare it with its record. What recorded steps have pushed must be there too.
 
+    Raises: Missing if there is none; Unavailable.
     Cost: 1 LIST per 1,000 objects, 1 GET an object and per 2,000 objects.
     """
     store = _metered(store, runtime)
     record = _backup_at(store, runtime, url)
+    pushed: dict[str, set[str]] = {}
 
     def read_digest(stat: Stat) -> str | None:
         """None for an object that is gone since it was listed. One with another size than recorded is not read."""
@@ -291,11 +304,14 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
         if stat.size != size_max:
             return OTHER_SIZE
         try:
-            return digest_of(_patiently(runtime, lambda: store.get(stat.key, size_max=size_max)).data)
+            data = _patiently(runtime, lambda: store.get(stat.key, size_max=size_max)).data
         except Missing:
             return None
         except Corrupt:  # it has grown since it was listed, or was truncated
             return OTHER_SIZE
+        if kind_of(stat.key) == "steps" and (names := names_in_step(stat.key, data).pushed):
+            pushed.setdefault(entry_at(stat.key) or "", set()).update(names)
+        return digest_of(data)
 
     known = _lines(store, record, force=True)
     listed = {stat.key: stat for stat in store.list() if kind_of(stat.key) != "own"}
@@ -313,7 +329,16 @@ def check_backup(store: Store, runtime: Runtime, *, url: str, tell: Tell = lambd
     if record.state == "finished" and sum(ref.lines for ref in record.lists) != len(known):
         missing.append("some of the lists in backup/")
     strange = [str(key) for key in listed if key not in known] if record.state == "finished" else []
-    return CheckReport(record.state == "finished", len(known), size, missing, sorted(changed), strange, record.left_out)
+    lost = sorted(_unknown(known, pushed) - {*record.unknown})
+    return CheckReport(
+        record.state == "finished", len(known), size, missing, sorted(changed), strange, record.left_out, lost
+    )
+
+
+def _unknown(names: Iterable[str], pushed: Mapping[str, Collection[str]]) -> set[str]:
+    """The entries that recorded pushes name, and of which none of these objects is left."""
+    entries = Entries.among(names)
+    return entries.needed(pushed) - entries.waiting - entries.ended
 
 
 # ---- the two stores ----
@@ -375,7 +400,16 @@ def _set_record(store: Store, runtime: Runtime, record: FleetRecord, mark: str |
     features = sorted({*record.features, *([mark] if mark else ())})
     wanted = msgspec.structs.replace(record, features=features, probe=probe)
     if seen is None or seen.value != wanted:
-        cell.write(wanted)
+        _patiently(runtime, lambda: cell.write(wanted))
+
+
+def _restored_record(target: Store, runtime: Runtime, record: FleetRecord, *, keep_id: bool) -> FleetRecord:
+    """The record of a fleet that is restored, without its mark. A restore that is resumed goes on with its own."""
+    seen = record_cell(target, runtime).read()
+    if seen is not None and RESTORING in seen.value.features and seen.value.id and seen.value.epoch:
+        return msgspec.structs.replace(record, id=seen.value.id, epoch=seen.value.epoch)
+    id_ = (keep_id and record.id) or runtime.new_id()
+    return msgspec.structs.replace(record, id=id_, epoch=next_epoch(record.epoch or 0, runtime.wall()))
 
 
 def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
@@ -390,40 +424,50 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
     )
 
 
-def _begun(
-    target: Store, runtime: Runtime, purpose: Literal["backup", "restore"], source: str, target_url: str
-) -> tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None]:
-    """Record in the target that a run begins; returns the record before.   Raises: Invalid for a target in use.
+@contextmanager
+def _alone(target: Store, runtime: Runtime, wanted: BackupRecord, target_url: str, wait_s: float) -> Iterator[_Turn]:
+    """Hold the target's lock, and record there that a run begins. The lock is renewed meanwhile.
 
-    Only an empty target, or one of a run with the same purpose and source, is ever written to.
+    Nothing is written to a target that is refused. What the lock's next holder writes is protected from a holder that
+    was paused: it asks for the record before each group, and puts are conditional (`_Run.confirm`, `_Run.write`).
+    Raises: Invalid for a target in use; Held if another run has not ended after `wait_s`; LeaseLost.
+    Cost: 2 GETs + 3 PUTs, 1 PUT more per ttl / 3; 2 LISTs more for a new target.
+    Crash: the next run takes over when the lock has expired.
     """
     cell = _marker(target, runtime)
-    seen = cell.read()
-    before = seen.value if seen else None
-    if before is None and next(iter(target.list()), None) is not None:
-        raise Invalid(
-            f"{target_url} is not empty",
-            hint="a backup or a restored fleet needs an empty target; name another folder or prefix",
-        )
-    if before is not None and (before.purpose, before.source) != (purpose, source[: records.NAME_MAX]):
-        raise Invalid(
-            f"{target_url} holds a {before.purpose} of {before.source}, not of {source}",
-            hint="name another target, or empty this one",
-        )
-    if before is not None and purpose == "restore" and before.state == "finished":
-        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
-    record = BackupRecord(
-        purpose=purpose,
-        state="running",
-        run=runtime.new_id(),
-        source=source[: records.NAME_MAX],
-        begun_at=runtime.wall(),
-    )
-    return cell, cell.swap(seen, record) if seen else cell.create(record), before
+
+    def seen_target() -> Versioned[BackupRecord] | None:
+        seen = cell.read()
+        is_empty = seen is not None or all(stat.key == keys.BACKUP_LOCK for stat in islice(target.list(), 2))
+        check_target(seen.value if seen else None, wanted, is_empty=is_empty, target_url=target_url)
+        return seen
+
+    seen_target()
+    lock = Lock(target, keys.BACKUP_LOCK, wanted.purpose, LOCK_TTL_S, runtime, VersionWatch(runtime), look_first=True)
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(lock.hold(wait_s))
+        except Held as held:
+            held.hint = (
+                f"another run writes to {target_url}: let it finish, or wait for it (--wait SECONDS). "
+                f"After a run that was killed the next one takes over within {LOCK_TTL_S * 1.5:g} s"
+            )
+            raise
+        seen = seen_target()
+        before = seen.value if seen else None
+        if before is not None and token_of_run(before.run) >= lease.token:
+            raise LeaseLost(TAKEN_OVER, hint=TAKEN_OVER_HINT)
+        unknown = before.unknown if before else ()
+        record = msgspec.structs.replace(wanted, run=run_name(lease.token, runtime.new_id()), unknown=unknown)
+        try:
+            begun = cell.swap(seen, record) if seen else cell.create(record)
+        except Conflict:
+            raise LeaseLost(TAKEN_OVER, hint=TAKEN_OVER_HINT) from None
+        yield _Turn(lease, cell, begun, before)
 
 
 def _finish(run: _Run, *, with_data: bool) -> None:
-    """Record that the run is finished.   Raises: Conflict if another run to the same target began meanwhile."""
+    """Record that the run is finished.   Raises: LeaseLost if another run to the same target has taken over."""
     run.flush()
     lists = () if run.begun.value.purpose == "restore" else tuple(run.lists)
     finished = msgspec.structs.replace(
@@ -436,13 +480,14 @@ def _finish(run: _Run, *, with_data: bool) -> None:
         left_out=len(run.report.left_out),
         lists=lists,
         sha256=digest_of("".join(ref.sha256 for ref in lists).encode()),
+        unknown=tuple(sorted(run.unknown)[:UNKNOWN_MAX]),
     )
     try:
-        run.cell.swap(run.begun, finished)
+        _patiently(run.runtime, lambda: run.cell.swap(run.begun, finished))
     except Conflict:
-        raise Conflict(
-            "another run to the same target began meanwhile", hint="let it finish, then run this again"
-        ) from None
+        seen = run.cell.read()
+        if seen is None or seen.value != finished:  # else an earlier try of ours landed
+            raise LeaseLost(TAKEN_OVER, hint=TAKEN_OVER_HINT) from None
 
 
 def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[str, _Line]:
@@ -456,7 +501,8 @@ def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[st
     if record.state == "finished":
         named = [(keys.backup_list_key(record.run, n), ref.sha256) for n, ref in enumerate(record.lists)]
     else:
-        named = [(stat.key, "") for stat in store.list(keys.BACKUPS)]
+        listed = (stat.key for stat in store.list(keys.BACKUPS) if stat.key != keys.BACKUP_LOCK)
+        named = [(key, "") for key in sorted(listed, key=lambda key: (token_of_run(key.split("/")[1]), key))]
     for key, digest in named:
         try:
             data = store.get(key, size_max=LIST_BYTES_MAX).data
@@ -474,33 +520,77 @@ def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[st
 # ---- one run ----
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The right to write to a target: its lock, its record as this run wrote it, and the record before."""
+
+    lease: Lease
+    cell: Cell[BackupRecord]
+    begun: Versioned[BackupRecord]
+    before: BackupRecord | None
+
+
 class _Run:
     """Copies objects, and records each. `lines`: the objects of this run in the target."""
 
-    def __init__(
-        self,
-        source: MeteredStore,
-        target: MeteredStore,
-        runtime: Runtime,
-        begun: tuple[Cell[BackupRecord], Versioned[BackupRecord], BackupRecord | None],
-        tell: Tell,
-    ) -> None:
+    def __init__(self, source: MeteredStore, target: MeteredStore, runtime: Runtime, turn: _Turn, tell: Tell) -> None:
         self.source = source
         self.target = target
         self.runtime = runtime
-        self.cell, self.begun, before = begun
+        self.cell, self.begun = turn.cell, turn.begun
         self.report = BackupReport()
         self.lines: dict[str, _Line] = {}
-        self.lists: list[_ListRef] = []
+        self.lists: list[ListRef] = []
         self.retried: dict[str, None] = {}
         """The retries that copied receipts name, as `queues/QUEUE/ENTRY`."""
         self.durable: set[str] = set()
         """The entries of durable tasks, likewise: their leases say so, or they have steps."""
+        self.pushed: dict[str, set[str]] = {}
+        """What recorded pushes name, by the entry that has recorded them: those that this run has read."""
+        self.unknown: set[str] = set()
+        """Entries that recorded pushes name and that the source does not have either."""
+        self._unread: dict[str, list[Key]] = {}
+        """The steps that were in the target already, by their entry."""
+        self._asking: set[str] = set()
+        """The entries with a new gather that asks for results again."""
         self._tell = tell
+        self._lease = turn.lease
         self._unlisted: list[_Line] = []
-        self._before = _lines(target, before, force=True)
+        self._before = _lines(target, turn.before, force=True)
         self.durable.update(_step_owners(self._before))
-        self._there = {stat.key: stat.size for stat in target.list() if kind_of(stat.key) != "own"}
+        self._there = {stat.key: stat for stat in target.list() if kind_of(stat.key) != "own"}
+
+    def confirm(self) -> None:
+        """Return if this run may still write to the target: it holds the lock, and none began after it.
+
+        Raises: LeaseLost.   Cost: 1 GET.
+        """
+        self._lease.check()
+        seen = _patiently(self.runtime, self.cell.read)
+        if seen is None or seen.value.run != self.begun.value.run:
+            raise LeaseLost(TAKEN_OVER, hint=TAKEN_OVER_HINT)
+
+    def write(self, key: Key, data: bytes) -> None:
+        """Put an object over the version that this run knows.
+
+        An earlier run's request may land late: this one then replaces what that has put, and a request of this run that
+        lands late is refused.   Raises: LeaseLost; the store's errors.
+        """
+
+        def put() -> Version:
+            there = self._there.get(key)
+            when = Match(there.version) if there else Absent()
+            try:
+                return put_bytes(self.target, self.runtime, key, data, when, deletable=True)
+            except OutcomeUnknown:
+                self.confirm()
+                self._there.pop(key, None)
+                with suppress(Missing):
+                    self._there[key] = self.target.head(key)
+                raise
+
+        version = _patiently(self.runtime, put)
+        self._there[key] = Stat(key, len(data), version, self.runtime.wall())
 
     def copy_below(self, prefix: str, kind: str) -> None:
         """Copy all objects of a kind below a prefix, by one listing; one that is gone since is skipped."""
@@ -511,6 +601,8 @@ class _Run:
         source, target = self.source, self.target
         for group in batched(stats, _size, size=GROUP_BYTES, count=GROUP_OBJECTS):
             todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
+            if todo:
+                self.confirm()
             at_once = max(source.at_once, target.at_once)
             for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
                 self._note(stat, outcome, (wanted or {}).get(stat.key))
@@ -518,27 +610,50 @@ class _Run:
 
     def put(self, key: str, blob_version: Version, data: bytes) -> None:
         """Write bytes that were read before, and record them."""
-        _patiently(self.runtime, lambda: self.target.put(Key(key), data))
+        self.confirm()
+        self.write(Key(key), data)
         self._record(_Line(key, len(data), blob_version, digest_of(data)), copied=True)
+
+    def read_names(self) -> None:
+        """Read what steps name that an earlier run has copied, of the entries with a gather that asks for results
+        again: only these refer to the ends of tasks that were pushed before.   Cost: 1 GET each, in the target."""
+        unread = [key for entry in self._asking for key in self._unread.pop(entry, ())]
+
+        def names(key: Key) -> StepNames:
+            return names_in_step(key, _patiently(self.runtime, lambda: self.target.get(key)).data)
+
+        for key, step in zip(unread, self.runtime.fan_out(names, unread, at_once=self.target.at_once), strict=True):
+            self._note_names(key, step)
+
+    def note_unknown(self) -> None:
+        """Note which of the entries that recorded pushes name are not in the source either."""
+        entries = Entries.among(self.lines)
+        absent = {*self.begun.value.unknown} - entries.waiting - entries.ended
+        self.unknown = absent | _unknown(self.lines, self.pushed)
+        self.report.unknown = sorted(self.unknown)
 
     def remove_stale(self) -> None:
         """Delete objects from the target that are not in the source, and entries that a receipt has ended."""
-        stale = [key for key in self._there if key not in self.lines and key not in self.report.left_out]
-        ended = [Key(key) for key in _superseded(self.lines)]
+        kept = self.lines.keys() | self.report.left_out.keys()
+        stale = [key for key in self._there if key not in kept and kind_of(key) != "own"]
+        ended = [Key(key) for key in superseded(self.lines)]
         for key in ended:
             del self.lines[key]
         self.flush()  # then write all lists again, without those objects
         self.lists.clear()
         self._unlisted = [*self.lines.values()]
         self.flush()
-        lists = {keys.backup_list_key(self.begun.value.run, n) for n in range(len(self.lists))}
-        old = [stat.key for stat in self.target.list(keys.BACKUPS) if stat.key not in lists]
-        self.remove([*stale, *ended, *old])
+        run = self.begun.value.run
+        lists = {keys.backup_list_key(run, n) for n in range(len(self.lists))}
+        own = [stat.key for stat in self.target.list(keys.backup_lists(run)) if stat.key not in lists]
+        old = map(Key, older_lists((stat.key for stat in self.target.list(keys.BACKUPS)), run))
+        self.remove([*stale, *ended, *own, *old])
 
     def remove(self, names: Iterable[Key]) -> None:
         """Delete these objects from the target."""
         waiting = iter(names)
         while some := [*islice(waiting, GROUP_OBJECTS)]:
+            self.confirm()
             for key, error in _patiently(self.runtime, partial(self.target.delete_many, some)).items():
                 if error is not None:
                     raise error
@@ -549,8 +664,9 @@ class _Run:
         while self._unlisted:
             self._write_list()
 
-    def reported(self) -> BackupReport:
+    def reported(self, record: FleetRecord) -> BackupReport:
         """The report, with totals and requests."""
+        self.report.fleet, self.report.epoch = record.id or "", record.epoch or 0
         self.report.objects = len(self.lines)
         self.report.bytes = sum(line.size for line in self.lines.values())
         self.report.requests = {
@@ -566,24 +682,35 @@ class _Run:
             return True
         if line is None or (line.size, line.version) != (stat.size, stat.version):
             return False
-        if self._there.get(stat.key) != stat.size or (wanted is not None and wanted.sha256 != line.sha256):
+        there = self._there.get(stat.key)
+        if there is None or there.size != stat.size or (wanted is not None and wanted.sha256 != line.sha256):
             return False
         self._record(line, copied=False)
+        if kind_of(stat.key) == "steps":
+            self._unread.setdefault(entry_at(stat.key) or "", []).append(stat.key)
         return True
 
     def _copy(self, stat: Stat) -> _Line | LimpetError:
         """Copy one object.   Cost: 1 GET + 1 PUT."""
-        source, target = self.source, self.target
         try:
-            blob = _patiently(self.runtime, lambda: source.get(stat.key, size_max=OBJECT_BYTES_MAX))
-            _patiently(self.runtime, lambda: target.put(stat.key, blob.data))
+            blob = _patiently(self.runtime, lambda: self.source.get(stat.key, size_max=OBJECT_BYTES_MAX))
+            self.write(stat.key, blob.data)
         except LimpetError as error:
             return error
         if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
             self.retried[life] = None
         if stat.key.endswith("/lease.json") and b'"durable":' in blob.data:
             self.durable.add(stat.key.removesuffix("/lease.json").replace("/pending/", "/", 1))
+        if kind_of(stat.key) == "steps":
+            self._note_names(stat.key, names_in_step(stat.key, blob.data))
         return _Line(stat.key, len(blob.data), blob.version, digest_of(blob.data))
+
+    def _note_names(self, key: Key, step: StepNames) -> None:
+        entry = entry_at(key)
+        if entry is not None and step.pushed:
+            self.pushed.setdefault(entry, set()).update(step.pushed)
+        if entry is not None and step.asks:
+            self._asking.add(entry)
 
     def _note(self, stat: Stat, outcome: _Line | LimpetError, wanted: _Line | None) -> None:
         match outcome:
@@ -611,20 +738,8 @@ class _Run:
         lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
         data = b"\n".join(map(records.encode, lines))
         key = keys.backup_list_key(self.begun.value.run, len(self.lists))
-        _patiently(self.runtime, lambda: self.target.put(key, data))
-        self.lists.append(_ListRef(digest_of(data), len(lines)))
-
-
-def _superseded(names: Iterable[str]) -> list[str]:
-    """The keys of entries whose receipt is among `names`: they were copied at different times. The receipt wins."""
-    found = [*names]
-    ended = {
-        (match[1], match[2])
-        for key in found
-        if (match := re.fullmatch(r"(queues/[^/]+)/(?:completed|failed)/(.+)\.json", key))
-    }
-    pending = ((key, re.fullmatch(r"(queues/[^/]+)/pending/([^/]+)/.+", key)) for key in found)
-    return [key for key, match in pending if match and (match[1], match[2]) in ended]
+        self.write(key, data)
+        self.lists.append(ListRef(digest_of(data), len(lines)))
 
 
 # ---- a fleet ----
@@ -678,35 +793,61 @@ def _follow_retries(run: _Run) -> None:
 
 
 def _copy_steps(run: _Run) -> None:
-    """Copy the recorded steps and signals of durable tasks, and the ends of those that have ended meanwhile.
+    """Copy the recorded steps and signals of durable tasks, and what they refer to.
+
+    A step is recorded after what it has pushed, and what it has pushed may have been made from the values of the steps
+    before it. So steps are copied after the queues, and the entries that recorded pushes name are then followed through
+    their queues once more, with their own steps, until all were followed.
 
     Steps are deleted after their task, or after the receipt of a failed one was marked as retried. So where the task or
     the receipt is unchanged after its steps were copied, none is missing. Where it has changed, the receipt is copied
     again, and the retry that it names, with its steps.
     Cost: 1 LIST per 1,000 steps, failed receipts, and entries of queues with durable tasks; 1 HEAD for each task that
-    has moved meanwhile, and those lists again.
+    has moved meanwhile, and those lists again. While tasks that steps have pushed have not ended in the copy: 1 LIST
+    per 1,000 objects of their queues.
     """
     followed: set[str] = set()
+    _follow_retries(run)
+    for queue in run.source.list_dirs(keys.QUEUES):
+        run.copy_below(f"{keys.QUEUES}/{queue}/steps", "steps")
     for _ in range(SETTLE_ROUNDS):
-        for queue in run.source.list_dirs(keys.QUEUES):
-            run.copy_below(f"{keys.QUEUES}/{queue}/steps", "steps")
         run.durable.update(_step_owners(run.lines))
+        run.read_names()
         moved = _moved(run) - followed
-        if not moved:
+        pushed = _pushed(run) - followed
+        if not moved and not pushed:
             return
-        followed |= moved
+        followed |= moved | pushed
+        retried = {*run.retried}
         for root in {name.rpartition("/")[0] for name in moved}:
             run.copy_below(f"{root}/failed", "failed")
         for root, _, entry in (name.rpartition("/") for name in moved):
             with suppress(Missing, Invalid):
                 run.copy_all([_stat(run, f"{root}/completed/{entry}.json")], "completed")
+        _copy_entries(run, pushed, QUEUE_ORDER)
         _follow_retries(run)
+        _copy_entries(run, pushed | (run.retried.keys() - retried), ["steps"])
+    why = "it was pushed while the backup ran, as others before: pause its queue, or run the backup again"
+    run.report.left_out |= dict.fromkeys(_pushed(run) - followed, why)
+
+
+def _pushed(run: _Run) -> set[str]:
+    """The entries that recorded pushes name, and that have not ended in the copy."""
+    entries = Entries.among(run.lines)
+    return entries.needed(run.pushed) - entries.ended
+
+
+def _copy_entries(run: _Run, names: Collection[str], kinds: Sequence[str]) -> None:
+    """Copy the objects of these entries, by one listing a kind and queue."""
+    for root in sorted({name.rpartition("/")[0] for name in names}):
+        for kind in kinds:
+            listed = run.source.list(f"{root}/{kind}")
+            run.copy_all((stat for stat in listed if kind_of(stat.key) == kind and entry_at(stat.key) in names), kind)
 
 
 def _step_owners(names: Iterable[str]) -> set[str]:
     """The entries whose steps are among `names`, as `queues/QUEUE/ENTRY`."""
-    found = (re.fullmatch(r"(queues/[^/]+)/steps/([^/]+)/.+", key) for key in names)
-    return {f"{match[1]}/{match[2]}" for match in found if match}
+    return {entry for key in names if kind_of(key) == "steps" and (entry := entry_at(key)) is not None}
 
 
 def _moved(run: _Run) -> set[str]:

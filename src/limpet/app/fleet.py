@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.writer import Stamps
     from limpet.publish import Published
-    from limpet.queue.sync import ClientLog, Outbox, SyncEvent
+    from limpet.queue.sync import ClientLog, Home, Outbox, SyncEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -238,12 +238,18 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: Name | msgspec.UnsetType = msgspec.UNSET
     """Tells this fleet from every other one. Limpet 0.1 does not know it, nor what follows."""
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
-    """How many restores of a backup lie before this fleet: what was pushed in another epoch may have recorded steps."""
+    """Raised by each restore of a backup, and not set before the first: what was pushed in another epoch may have
+    recorded steps."""
 
 
-def fresh(probe: Findings) -> FleetRecord:
+def fresh(probe: Findings, id_: str | msgspec.UnsetType = msgspec.UNSET) -> FleetRecord:
     """The record of a new fleet."""
-    return FleetRecord(format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL, features=[], probe=probe)
+    return FleetRecord(format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL, features=[], probe=probe, id=id_)
+
+
+def identified(record: FleetRecord, id_: str) -> FleetRecord | None:
+    """The record with an id; None if it has one."""
+    return None if record.id else msgspec.structs.replace(record, id=id_)
 
 
 def check_record(record: FleetRecord, *, where: str) -> None:
@@ -324,13 +330,15 @@ class Connector:
                 f"the fleet at {self.where} wants writers of level {found.min_writer}",
                 hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
             )
+        if seen is not None and not (self.read_only or found.id):
+            found = self._identify(store, seen)
         use_etag_style(store, found.probe.etag_style)
         return found
 
     def _set_up(self, store: Store) -> FleetRecord:
         cell = record_cell(store, self.runtime)
         try:
-            made = cell.create(fresh(probe_conditions(store, runtime=self.runtime))).value
+            made = cell.create(fresh(probe_conditions(store, runtime=self.runtime), self.runtime.new_id())).value
         except Conflict:  # another process set it up first
             seen = cell.read()
             assert seen is not None
@@ -342,6 +350,17 @@ class Connector:
             ) from error
         self.is_new = True
         return made
+
+    def _identify(self, store: Store, seen: Versioned[FleetRecord]) -> FleetRecord:
+        """Give a fleet of Limpet 0.1 an id. Whoever may not, or meets a fault, leaves it to the next process: no role
+        may write limpet.json, and nothing that is done with an id needs one at once.   Cost: 1 PUT.
+        """
+        wanted = identified(seen.value, self.runtime.new_id())
+        assert wanted is not None
+        try:
+            return record_cell(store, self.runtime).swap(seen, wanted).value
+        except (Conflict, Denied, OutcomeUnknown, Unavailable):
+            return seen.value
 
 
 # ---- the fleet ----
@@ -402,21 +421,27 @@ def open_node(local: Path, remote: str) -> Fleet:
     return fleet
 
 
-def open_shared(remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool) -> Fleet | None:
+def open_shared(
+    remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool, create: bool
+) -> Fleet | None:
     """The fleet that nodes share, marked as one: processes that open it from now on journal what they do in its queues.
 
     While it cannot be reached, this is reported once and tried again; None if `stop` is raised. With `once` it is an
-    error. Raises: Invalid for the directory of one node.   Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
+    error. Raises: Missing if there is no fleet, unless `create`; Invalid for the directory of one node.
+    Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
     """
     from limpet.queue.sync import Disconnected, Reconnected
 
     began_s, failures = system().elapsed_s(), 0
     while not stop.is_set():
         try:
-            fleet = open(remote)
+            fleet = open(remote, create=create).check()
             if NODE in fleet.record.features:
                 raise Invalid(f"{remote} is the directory of one node", hint="--remote is what all nodes share")
             fleet.enable(SUPERVISED)
+        except Missing as error:
+            error.hint = "check --remote; with --create a new fleet is set up there"
+            raise
         except (Unavailable, OutcomeUnknown) as error:
             if once:
                 raise
@@ -429,6 +454,17 @@ def open_shared(remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], 
             on_event(Reconnected(system().elapsed_s() - began_s))
         return fleet
     return None
+
+
+def home_of(shared: Fleet) -> Home:
+    """Which fleet is at that URL now.   Raises: Missing; Unsupported while it is being restored.   Cost: 1 GET."""
+    from limpet.queue.sync import Home
+
+    seen = record_cell(shared.store, shared.runtime).read()
+    if seen is None:
+        raise Missing(f"there is no fleet at {shared.url}", hint="was it deleted, or is the URL another one?")
+    check_record(seen.value, where=shared.url)
+    return Home(seen.value.id or None, seen.value.epoch or 0)
 
 
 def _budget() -> int | None:
@@ -553,7 +589,8 @@ class Fleet:
 
         Raises: Unsupported for a fleet of a newer format, or a store that ignores conditions; Missing, Denied,
         Corrupt, Unavailable.
-        Cost: 1 GET the first time; on a new place 5 PUTs, 1 GET and 1 DELETE more. Later nothing.
+        Cost: 1 GET the first time; on a new place 5 PUTs, 1 GET and 1 DELETE more, and 1 PUT if it has no id yet. Later
+        nothing.
         """
         self.record  # noqa: B018 - reading it connects
         return self
@@ -869,7 +906,12 @@ class Fleet:
 
     def _change(self, change: Callable[[FleetRecord], FleetRecord | None]) -> bool:
         before = self.record
-        seen = record_cell(self.store, self.runtime).update(lambda record: change(record) if record else None)
+
+        def changed(record: FleetRecord | None) -> FleetRecord | None:
+            wanted = change(record) if record else None
+            return wanted and (identified(wanted, self.runtime.new_id()) or wanted)
+
+        seen = record_cell(self.store, self.runtime).update(changed)
         if seen is None:
             raise Missing(f"there is no fleet at {self.url}")
         self._record = seen.value

@@ -159,7 +159,7 @@ class FleetMetrics(Collector):
             rate = overview.rates.get(queue.queue)
             _add_queue(found, queue, rate.per_minute if rate is not None else None, since_s)
         for alert in overview.alerts:
-            help_ = "1 for each limit that `limpet check` would report: the oldest task over an hour, any failed task."
+            help_ = "1 for each limit that `limpet check` would report."
             found.add("alert", help_, 1, queue=alert.queue, rule=alert.rule)
         _add_rest(found, overview, now)
         if overview.catalog is not None:
@@ -193,9 +193,11 @@ def _add_queue(found: _MetricTable, queue: QueueSummary, per_minute: float | Non
         ("queue_scheduled", "Pushes that are not due yet.", queue.scheduled),
         ("queue_completed", "Completed tasks whose receipts are kept.", queue.completed),
         ("queue_failed", "Tasks that failed for good, and were not retried.", queue.failed),
+        ("queue_cancelled", "Cancelled tasks whose receipts are kept.", queue.cancelled),
         ("queue_oldest_seconds", "Time since the push of the oldest task that has not ended; 0: none.", oldest_s),
         ("queue_finished_per_minute", "Tasks that ended per minute, over the last five.", per_minute),
         ("queue_paused", "1 while the queue is paused.", queue.paused),
+        ("queue_no_worker", "1 if a task is due and no living worker names the queue.", queue.no_worker),
         ("queue_sampled", "1 if a figure of the queue is a lower bound.", bool(queue.at_least)),
     )
     for name, help_, value in figures:

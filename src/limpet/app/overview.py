@@ -20,7 +20,18 @@ from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from limpet.app.fleet import SQS, Fleet, has_store, provider_of
-from limpet.app.health import BrokenLimit, FleetLocks, Limits, broken_in, broken_on_sqs, lock_states, summaries
+from limpet.app.health import (
+    BrokenLimit,
+    FleetLocks,
+    Limits,
+    attended,
+    broken_in,
+    broken_on_sqs,
+    broken_without_worker,
+    default_limits,
+    lock_states,
+    summaries,
+)
 from limpet.app.history import HOUR, FinishRate, last_hour
 from limpet.errors import Invalid, LimpetError
 from limpet.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, IndexKeys, Key, QueueKeys, name_of
@@ -28,6 +39,7 @@ from limpet.queue.cost import MONTH_H, Bill, Work, requests_of
 from limpet.queue.entry import Storage
 from limpet.queue.inspect import (
     FOLDERS,
+    FailedReceipts,
     FinishTimes,
     Folder,
     QueueCount,
@@ -57,6 +69,8 @@ TOKEN_S = 1.0
 
 OBJECTS_MAX = 999
 """How many objects of a folder are counted: one page of a listing."""
+RECEIPTS_MAX = 200
+"""How many receipts in failed/ are read with a reading, in all queues; of those that were not read before."""
 LISTS_MAX = 8
 QUEUES_AT_ONCE = 32
 QUEUES_IN_TURN = 8
@@ -72,9 +86,6 @@ SQS_REQUESTS = 3
 CACHED_MAX = 4096
 CACHED_BYTES_MAX = 64 << 10
 ENTRIES_WATCHED = 50
-
-DEFAULT_LIMITS = Limits(age_s=3600.0, failed=0)
-"""The default limits of the dashboard's warnings: a task older than an hour, and any failed task."""
 
 SOME_OBJECTS: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
 COUNTED: tuple[Folder, ...] = ("failed", "pending", "scheduled")
@@ -148,12 +159,15 @@ class FleetOverview:
         return bool(cut or self.uncounted or self.indexes_more or self.locks.more)
 
 
-def read_overview(fleet: Fleet, limits: Limits = DEFAULT_LIMITS) -> FleetOverview:
+def read_overview(fleet: Fleet, limits: Limits | None = None) -> FleetOverview:
     """One reading of the fleet.   Raises: nothing that concerns one part alone, see `FleetOverview.trouble`.
+
+    `limits`: those of the alerts; `default_limits` by default.
 
     Cost: for queues 1 LIST; if there are more than 1,000 objects, 1 LIST of the names, and 32 queues by themselves,
     each 1 LIST per 1,000 objects and for each folder that is cut short. On a directory 1 LIST, and 4 LISTs + 1 GET for
-    each of 32 queues. 1 GET a lease, at most 200 a queue; for locks 1 LIST + 1 GET each, at most 200; for each of 50
+    each of 32 queues. 1 GET a lease, at most 200 a queue; 1 or 2 GETs for each receipt in failed/, at most 200 receipts
+    in all, and further ones with the next readings; for locks 1 LIST + 1 GET each, at most 200; for each of 50
     indexes 1 LIST or more + 1 GET; for the catalog 1 GET.
     """
     return OverviewWatch(fleet, limits).look()
@@ -294,9 +308,12 @@ class OverviewWatch:
     """
 
     def __init__(
-        self, fleet: Fleet, limits: Limits = DEFAULT_LIMITS, *, objects: int | None = None, budget: float = 1.0
+        self, fleet: Fleet, limits: Limits | None = None, *, objects: int | None = None, budget: float = 1.0
     ) -> None:
-        """`objects`: how many of a queue's folder are counted, 999 by default; receipts of completed tasks never more.
+        """`limits`: those of the alerts; `default_limits` by default.
+
+        `objects`: how many of a queue's folder are counted, 999 by default; receipts of completed tasks never more. A
+        reading reads the receipts of a tenth of them in failed/, and at least 200.
 
         `budget`: how many times as many requests may be spent on an idle fleet.
         """
@@ -307,7 +324,12 @@ class OverviewWatch:
         self._limits = {**SOME_OBJECTS, **dict.fromkeys(COUNTED, float(self._objects))}
         self._views = {part: _view_of(fleet, self._objects if part == "queues" else 0) for part in PARTS}
         self._states = {part: _PartState(PER_HOUR[part] * budget) for part in PARTS}
+        limits = default_limits(fleet.url) if limits is None else limits
         self._overview = FleetOverview(fleet.url, fleet.runtime.wall(), limits)
+        self._receipts = FailedReceipts()
+        self._receipts_max = max(RECEIPTS_MAX, self._objects // 10)
+        self._broken: list[BrokenLimit] = []
+        """The limits that do not hold, by the queues alone."""
         self._counts: dict[str, tuple[QueueCount, QueueSummary]] = {}
         self._counted: list[str] = []
         self._tokens: dict[str, str] = {}
@@ -322,12 +344,28 @@ class OverviewWatch:
         with self._mutex:
             due = [part for part in PARTS if now or self._is_due(part)]
             for part in due:
+                changes = self._states[part].changes
                 self._read(part, asked=now)
+                changed = part == "queues" and self._states[part].changes > changes
+                if changed and "workers" not in due and any(each.no_worker for each in self._attended()):
+                    due.append("workers")  # one may have started since they were read
             if due:
+                self._overview = replace(self._overview, queues=self._attended())
+                self._overview = replace(self._overview, alerts=self._alerts())
                 pushed = {name: count.pushed for name, (count, _) in self._counts.items()}
                 overview = replace(self._overview, at=self._runtime.wall(), rates=self._rates(), pushed=pushed)
                 self._overview = replace(overview, bill=self._bill(overview))
             return self._overview
+
+    def _attended(self) -> Sequence[QueueSummary]:
+        """The queues, with those marked that no worker works on; as they are while it is not known who works."""
+        known = self._overview.workers
+        return [each if known is None else attended(each, known) for each in self._overview.queues]
+
+    def _alerts(self) -> list[BrokenLimit]:
+        limits = self._overview.limits
+        unattended = [wrong for each in self._overview.queues for wrong in broken_without_worker(each, limits)]
+        return sorted([*self._broken, *unattended], key=lambda wrong: wrong.queue)
 
     def prefer(self, queue: str) -> None:
         """Count this queue with every reading from now on: a page shows it. Only the last four have that."""
@@ -379,7 +417,10 @@ class OverviewWatch:
         read_at = {**self._overview.read_at, part: self._runtime.wall()}
         self._overview = replace(self._overview, **found, trouble=trouble, read_at=read_at)
         digests = self._with_others(store.digests) if part == "queues" else store.digests
-        state.plan(self._runtime.elapsed_s(), cost, changed=digests != state.digests)
+        left = part == "queues" and any(
+            self._receipts.unread.get(count.keys.root) for count, _ in self._counts.values()
+        )
+        state.plan(self._runtime.elapsed_s(), cost, changed=digests != state.digests or left)
         state.digests = digests
         state.token = self._token(part)
 
@@ -426,27 +467,31 @@ class OverviewWatch:
         if folders is not None:
             counts += self._next_counts(view, folders, {each.queue for each in counts})
         now = max([self._runtime.wall(), *(each.newest for each in counts if each.newest)])
+        before = self._receipts.read
         for each in counts:
             storage = Storage(view.store, each.keys, self._runtime)
             if "completed" in each.cut:
                 each.finished = self._last_finished(view, each, now)
-            self._counts[each.queue] = each, summary_of(storage, each, now)
+            most = max(0, self._receipts_max - (self._receipts.read - before))
+            self._counts[each.queue] = each, summary_of(storage, each, now, self._receipts, most)
         self._counted = [each.keys.root for each in counts]
         keep = {each.queue for each in counts} if folders is None else {*folders}
         self._counts = {name: self._counts[name] for name in sorted(self._counts) if name in keep}
         limits = self._overview.limits
+        self._broken = [
+            wrong for each, _ in self._counts.values() for wrong in broken_in(view, each, limits, self._receipts)
+        ]
         return {
             "queues": [summary for _, summary in self._counts.values()],
             "uncounted": [name for name in sorted(folders or ()) if name not in self._counts],
-            "alerts": [wrong for each, _ in self._counts.values() for wrong in broken_in(view, each, limits)],
         }
 
     def _read_sqs(self, view: Fleet) -> dict[str, Any]:
         found = summaries(view)
         self._sqs_requests = 1 + SQS_REQUESTS * len(found)
         _listed(view).note(repr(found))
-        broken = [wrong for each in found for wrong in broken_on_sqs(each, self._overview.limits)]
-        return {"queues": found, "alerts": broken}
+        self._broken = [wrong for each in found for wrong in broken_on_sqs(each, self._overview.limits)]
+        return {"queues": found}
 
     def _next_counts(self, view: Fleet, folders: Mapping[str, str], done: set[str]) -> list[QueueCount]:
         """Count the next queues of many, given by name with their folders.

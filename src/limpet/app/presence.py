@@ -1,8 +1,9 @@
 """Who is alive: a presence object for each worker process, `workers/<id>.json`.
 
 A process writes its object once it has run for a second, rewrites it every two minutes, and deletes it when it ends.
-One that was killed leaves its object behind: `workers` shows it as gone five minutes after the last renewal, and the
-next process that starts deletes it a day later. Nothing depends on these objects: a task is safe by its lease alone,
+One that was killed leaves its object behind: the process that takes its place in the same `limpet work` deletes it;
+without one, `workers` shows it as gone five minutes after the last renewal, and the next process that starts deletes it
+a day later. Nothing depends on these objects: a task is safe by its lease alone,
 so a presence that is lost, late or stale changes only what people see.
 """
 
@@ -51,9 +52,10 @@ class PresenceWriter:
     """Keeps the presence object of this process up to date, on a background thread.
 
     `on_refused` is called once, with the error, if the key in use may not write it; then nothing more is tried. Any
-    other error is dropped: the next renewal makes good for it.
+    other error is dropped: the next renewal makes good for it. `on_written` is called once, after the first PUT.
+    `reaped`: the owners of processes that are known to have died; their objects are deleted.
     Cost: 1 PUT after a second and every two minutes, 1 LIST after the first PUT and once a day, 1 DELETE at the end;
-    nothing for a process that ends within a second.
+    nothing for a process that ends within a second. 1 DELETE for each that was reaped.
     Crash: the object stays, and another process deletes it a day later.
     """
 
@@ -65,11 +67,15 @@ class PresenceWriter:
         queues: Sequence[str],
         threads: int,
         on_refused: Callable[[LimpetError], None] = lambda error: None,
+        on_written: Callable[[], None] = lambda: None,
+        reaped: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._key = keys.worker_key(runtime.owner)
         self._on_refused = on_refused
+        self._on_written = on_written
+        self._reaped = [*map(keys.worker_key, reaped)]
         host, _, pid = runtime.label.rpartition(":")
         now = runtime.wall()
         self._record = WorkerPresence(
@@ -98,10 +104,15 @@ class PresenceWriter:
         swept_s = float("-inf")
         pause_s = FIRST_S
         try:
+            for key in self._reaped:
+                with suppress(LimpetError):
+                    self._store.delete(key)
             while not self._over.wait(pause_s):
                 pause_s = PRESENCE_EVERY_S
                 try:
                     self._renew()
+                    if not written:
+                        self._on_written()
                     written = True
                     if self._runtime.elapsed_s() - swept_s >= SWEEP_EVERY_S:
                         swept_s = self._runtime.elapsed_s()
@@ -168,6 +179,13 @@ class FleetWorkers:
     unreadable: dict[str, str]
     """The keys of presence objects that cannot be read, with the reason."""
     more: bool = False
+    unknown: int = 0
+    """Processes that are alive, or may be, whose queues are not known: a presence object that cannot be read."""
+
+    def may_work_on(self, queue: str) -> bool:
+        """Whether a living process names this queue, or may: those that were not read, or name only their first 200."""
+        named = any(queue in each.queues or len(each.queues) >= QUEUES_MAX for each in self.alive)
+        return named or self.more or bool(self.unknown)
 
     @property
     def alive(self) -> list[WorkerState]:
@@ -184,6 +202,8 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
     listed = [*islice(fleet.store.list(keys.WORKERS), limit + 1)]
     found: list[WorkerState] = []
     unreadable: dict[str, str] = {}
+    unknown = 0
+    modified = {stat.key: stat.modified for stat in listed}
     now = max([fleet.runtime.wall(), *(stat.modified for stat in listed)])
     for key, blob in fleet.store.get_many([stat.key for stat in listed[:limit]]).items():
         id_ = keys.worker_of(key)
@@ -195,11 +215,12 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
             record = records.decode(blob.data, WorkerPresence, what=key)
         except (Corrupt, Invalid, Unsupported) as error:
             unreadable[key] = str(error)
+            unknown += (now - modified[key]).total_seconds() <= GONE_S
             continue
         renewed_s = max(0.0, (now - blob.modified).total_seconds())
         found.append(_state(id_, record, renewed_s))
     found.sort(key=lambda each: (each.gone, each.host, each.pid, each.id))
-    return FleetWorkers(found, unreadable, more=len(listed) > limit)
+    return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown)
 
 
 def _state(id_: str, record: WorkerPresence, renewed_s: float) -> WorkerState:

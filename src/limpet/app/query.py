@@ -5,9 +5,9 @@
     tables.<namespace>.<t>   the current rows of a table of the catalog; a namespace of levels is "a.b"
     executions               task runs and compactions that were recorded with --events
     commits                  the history of the catalog, a row for each request
-    locks, workers           as `limpet lock ls` and `limpet workers` show them
+    queues, locks, workers   as `limpet queue ls`, `limpet lock ls` and `limpet workers` show them
 
-An index hides one of the last four that has its name; `fleet.locks` and so on always name these. Only the tables that
+An index hides one of the last five that has its name; `fleet.locks` and so on always name these. Only the tables that
 the query names are read. It runs in the sandbox of `limpet.index.sql`: one SELECT, no files, no extensions; what is
 not an index is read here, through the store, and handed to DuckDB as Arrow data.
 """
@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from limpet import records
 from limpet.app.fleet import Fleet, catalog_extra, check_has_store, hint_at_names
-from limpet.app.health import lock_states
+from limpet.app.health import lock_states, summaries
 from limpet.app.presence import workers
 from limpet.errors import Corrupt, Invalid, Missing, Unsupported
 from limpet.index.sql import CATALOG, Parameters, Rows, TablePlace, sql
-from limpet.keys import Key, QueueKeys
+from limpet.keys import QueueKeys
 from limpet.queue.entry import Storage
+from limpet.queue.inspect import ALL, SOME
 from limpet.queue.rows import columns_of, task_rows
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _KINDS = {
     "texts": lambda pa: pa.list_(pa.string()),
     "int": lambda pa: pa.int64(),
     "float": lambda pa: pa.float64(),
+    "bool": lambda pa: pa.bool_(),
     "time": lambda pa: pa.timestamp("us", tz="UTC"),
 }
 
@@ -86,6 +87,23 @@ COMMITS: Columns = {
     "what": "text",
     "actor": "text",
     "keys": "texts",
+}
+COUNTS: Columns = {
+    "queue": "text",
+    "state": "text",
+    "pending": "int",
+    "waiting": "int",
+    "in_flight": "int",
+    "resting": "int",
+    "suspended": "int",
+    "scheduled": "int",
+    "completed": "int",
+    "failed": "int",
+    "cancelled": "int",
+    "oldest_s": "float",
+    "paused": "bool",
+    "no_worker": "bool",
+    "at_least": "texts",
 }
 LOCKS: Columns = {
     "name": "text",
@@ -130,7 +148,8 @@ def fleet_sql(
     `timeout_s`; Corrupt; Unsupported without the extra `sql`, for tables without `catalog`, and on SQS.
     Cost: for each table named. A queue: 1 LIST per 1,000 objects + 1 GET for each task, lease, receipt and part. An
     index: as `limpet.index.sql.sql`. A catalog table: 1 GET for its metadata, manifest list, each manifest and data
-    file, and the catalog's state. locks, workers: 1 LIST + 1 GET each. A query that fails to bind reads no rows.
+    file, and the catalog's state. queues: as `limpet status`. locks, workers: 1 LIST + 1 GET each. A query that
+    fails to bind reads no rows.
     """
     check_has_store(fleet.url, "there is nothing that SQL could read")
     others = FleetTables(fleet, OBJECTS_MAX if not full else float("inf"), on_note)
@@ -189,6 +208,7 @@ class FleetTables:
         self._built: dict[str, _BuiltTable] = {
             "executions": _BuiltTable(EXECUTIONS, self._executions, ("fields",)),
             "commits": _BuiltTable(COMMITS, self._commits),
+            "queues": _BuiltTable(COUNTS, self._counts),
             "locks": _BuiltTable(LOCKS, self._locks),
             "workers": _BuiltTable(WORKERS, self._workers),
         }
@@ -264,6 +284,13 @@ class FleetTables:
             "keys": [[change.key for change in row.changes] for _, row in rows],
         }
 
+    def _counts(self) -> dict[str, list[Any]]:
+        found = summaries(self._fleet, limits=SOME if self._objects_max < float("inf") else ALL)
+        for each in found:
+            if each.trouble:
+                self._on_note(f"queues: {each.queue}: {each.trouble}")
+        return {name: [getattr(each, name) for each in found] for name in COUNTS}
+
     def _locks(self) -> dict[str, list[Any]]:
         found = lock_states(self._fleet)
         for key, error in found.unreadable.items():
@@ -283,21 +310,17 @@ class FleetTables:
         with catalog_extra():
             from limpet.catalog.iceberg.scan import TableReader
         what = f"{'.'.join(namespace)}.{name}"
+        loaded, read = catalog.open_table(namespace, name)
 
-        fetch = partial(self.fetch, catalog, what)
-        return _CatalogTable(TableReader(catalog.load_table(namespace, name).metadata, fetch, what))
+        def fetch(url: str, size_max: int) -> bytes:
+            try:
+                return read(url, size_max)
+            except Missing:
+                raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
+            except Invalid as error:
+                raise Corrupt(f"the table {what} cannot be read: {error}") from None
 
-    def fetch(self, catalog: Catalog, what: str, url: str, size_max: int) -> bytes:
-        """A file that the table `what` names.   Raises: Corrupt, also for one outside of the warehouse (F29)."""
-        from limpet.catalog.warehouse import WAREHOUSE
-
-        try:
-            key = Key(f"{WAREHOUSE}/{catalog.warehouse.file_of(url)}")
-            return self._fleet.store.get(key, size_max=size_max).data
-        except Missing:
-            raise Corrupt(f"the table {what} names a file that is gone: {url[:200]}") from None
-        except Invalid as error:
-            raise Corrupt(f"the table {what} cannot be read: {error}") from None
+        return _CatalogTable(TableReader(loaded.metadata, fetch, what))
 
     def _identified(self, catalog: Catalog, place: TablePlace) -> tuple[Sequence[str], str]:
         known = {f"{'.'.join(namespace)}.{name}": (namespace, name) for namespace, name in catalog.at().tables}
@@ -321,6 +344,8 @@ def _fitting(value: Any, kind: str) -> Any:
         case (("text" | "json"), str()):
             return value.encode(errors="replace").decode()
         case "int", int() if not isinstance(value, bool) and abs(value) < 1 << 63:
+            return value
+        case "bool", bool():
             return value
         case "float", (int() | float()) if not isinstance(value, bool):
             return float(value)

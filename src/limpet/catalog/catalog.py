@@ -21,7 +21,6 @@ from limpet import records
 from limpet.catalog import commit, entries, history
 from limpet.catalog.commit import PreparedCommit, WorkedMetadata
 from limpet.catalog.leader import Decide, Documents, Grant, Leader, NeedsMetadata, NotLeader
-from limpet.catalog.maintain.decide import history_of
 from limpet.catalog.records import CommitRecord
 from limpet.catalog.state import (
     MINTED,
@@ -36,6 +35,7 @@ from limpet.catalog.state import (
     check_name,
     check_namespace,
     check_namespace_exists,
+    check_not_of_others,
     children,
     entry_in,
     find_entry,
@@ -188,7 +188,22 @@ class Catalog:
 
         Cost: 1 conditional GET of the head, and 1 GET of the metadata unless it is in memory.
         """
-        return self._load("t", *_identifier(namespace, name), etag)
+        return self._load("t", *_identifier(namespace, name), etag)[0]
+
+    def open_table(self, namespace: Sequence[str], name: str) -> tuple[LoadedTable, Callable[[str, int], bytes]]:
+        """The current table, and a function that reads a file, by its URL and its maximal size.
+
+        The function raises Invalid for a file outside the warehouse, or in a folder of another table (F29), and what
+        `Warehouse.data` raises.   Raises, cost: as `load_table`.
+        """
+        loaded, state, own = self._load("t", *_identifier(namespace, name), None)
+
+        def fetch(url: str, size_max: int) -> bytes:
+            path = self.warehouse.data_path(url)
+            check_not_of_others(state, path, own)
+            return self.warehouse.data(path, size_max=size_max)
+
+        return loaded, fetch
 
     def table_folders(self, namespace: Sequence[str], name: str, *, in_policy: bool = False) -> tuple[str, ...]:
         """The folders of a table, as paths below the warehouse; no other table's files are in them.
@@ -312,11 +327,9 @@ class Catalog:
         Crash: dropped or not; remaining files are recorded, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
-        if purge:
-            self._check_owns_files(where, name, id_)
-        dropped = self._commit(
-            id_, actor, ("drop table", where, name, purge), entries.drop("t", where, name, purge=purge)
-        )
+        checked = self._worked_out_purge(where, name) if purge else None
+        decide = entries.drop("t", where, name, checked)
+        dropped = self._commit(id_, actor, ("drop table", where, name, purge), decide, checked)
         if purge:
             with suppress(
                 LimpetError
@@ -389,7 +402,7 @@ class Catalog:
 
     def load_view(self, namespace: Sequence[str], name: str, etag: str | None = None) -> LoadedTable:
         """The current view.   Raises: NoSuchView; NoSuchNamespace; NotModified.   Cost: as `load_table`."""
-        return self._load("v", *_identifier(namespace, name), etag)
+        return self._load("v", *_identifier(namespace, name), etag)[0]
 
     def create_view(
         self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
@@ -501,7 +514,7 @@ class Catalog:
         loaded, folders = self.load_table(namespace, name), self.table_folders(namespace, name)
 
         def fetch(url: str, size_max: int) -> bytes:
-            path = self.warehouse.path_of(url, "manifest")
+            path = self.warehouse.data_path(url, "manifest")
             if not any(path.startswith(f"{folder}/") for folder in folders):
                 raise Unsupported(
                     f"the manifest {url!r:.200} is not in a folder of the table", hint="plan in the client"
@@ -537,15 +550,20 @@ class Catalog:
             names.append(name_in(key))
         return NamesPage(names, None)
 
-    def _load(self, kind: Content, namespace: Namespace, name: str, etag: str | None) -> LoadedTable:
-        entry = entry_in(self._state(), kind, namespace, name)
+    def _load(
+        self, kind: Content, namespace: Namespace, name: str, etag: str | None
+    ) -> tuple[LoadedTable, CatalogState, tuple[str, ...]]:
+        """A table or view, the state in which it was found, and its folders."""
+        state = self._state()
+        entry = entry_in(state, kind, namespace, name)
         while True:
             if etag is not None and etag == self.warehouse.etag(entry.path):
                 raise NotModified(f"{shown(namespace, name)!r} still has the ETag {etag}")
             try:
-                return self._loaded(entry.path)
+                return self._loaded(entry.path), state, entry.roots()
             except Corrupt:
-                before, entry = entry, entry_in(self._state(), kind, namespace, name)
+                state = self._state()
+                before, entry = entry, entry_in(state, kind, namespace, name)
                 if entry == before:
                     raise  # else it was replaced, and the old one purged, since the head was read
 
@@ -622,6 +640,14 @@ class Catalog:
                 worked.work_out(each.needs(self.warehouse, old.path))
         return worked
 
+    def _worked_out_purge(self, namespace: Namespace, name: str) -> entries.CheckedPurge:
+        """Whether the latest known metadata allows a purge, read before the leader is asked."""
+        checked, state = entries.CheckedPurge(self.warehouse), self._known()
+        table = find_entry(state, "t", namespace, name) if state is not None else None
+        if table is not None:
+            checked.work_out(entries.purge_needs(table.path, name))
+        return checked
+
     def _rename(
         self,
         kind: Content,
@@ -642,22 +668,6 @@ class Catalog:
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
             self._commit(None, "", ("purged",), entries.release_folders(emptied))
-
-    def _check_owns_files(self, namespace: Namespace, name: str, id_: str | None) -> None:
-        """Raises: Invalid if a table says that others need its files. One that cannot be read can be purged.
-
-        A request that is sent again has its answer already: another table may have the name now.
-        """
-        state = self._known_or_read()
-        if id_ is not None and state.is_used(id_):
-            return
-        table = find_entry(state, "t", namespace, name)
-        with suppress(Missing, Corrupt):
-            if table is not None and not history_of(self._loaded(table.path).metadata, name).owns_files():
-                raise Invalid(
-                    f"table {name!r} has gc.enabled=false: other tables or catalogs may need its files",
-                    hint="drop it without purge, or set gc.enabled to true first",
-                )
 
     def _emptied(self, root: str) -> bool:
         """Empty a folder. One into which a client still writes stays recorded; `finish_purges` tries it again."""

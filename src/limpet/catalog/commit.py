@@ -6,25 +6,20 @@ thread. It is a pure function of the prepared commit, the state, and the metadat
 grants (`Grant`), refuses (raises), or names the metadata that the commit must be computed from first (`NeedsMetadata`).
 New metadata is written to a new file, together with the batch: when the head names the file, it exists.
 
-Most commits add a snapshot, move a branch or set properties. Those are parsed here, and applied as JSON
-(`limpet.catalog.warehouse`). All others, tables of format version 3, and tables that another program wrote, are handled
-by `limpet.catalog.iceberg`.
+The updates are checked by `limpet.catalog.iceberg.commits` and applied by `limpet.catalog.iceberg.metadata`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
-
-from limpet import records
-from limpet.catalog.iceberg import tables
-from limpet.catalog.iceberg import updates as iceberg
-from limpet.catalog.iceberg.schemas import VERSION
+from limpet.catalog.iceberg.commits import NamedByCommit, checked, format_version, named_by
+from limpet.catalog.iceberg.metadata import LIGHT_UPDATES, check_requirement, created, updated
+from limpet.catalog.iceberg.tables import DEFAULT_VERSION, document_of, whole
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.maintain.decide import GC_PROPERTY, owns_files
 from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import (
     CatalogState,
@@ -44,25 +39,14 @@ from limpet.catalog.state import (
     reserve,
     shown,
 )
-from limpet.catalog.warehouse import (
-    PLAIN_UPDATES,
-    Document,
-    Json,
-    PlainRequirement,
-    Warehouse,
-    check_requirement,
-    document_of,
-    is_plain,
-    plain_updated,
-    property_text,
-)
-from limpet.errors import Corrupt, Invalid, LimpetError
+from limpet.catalog.warehouse import Document, Json, Warehouse, property_text
+from limpet.errors import Invalid, LimpetError
 
 METADATA_PATH = "write.metadata.path"
 TABLES_MAX = 1000
 UPDATES_MAX = 10_000
 ADDED_MAX = 1000
-"""Schemas, partition specs, sort orders and other updates in one commit that need PyIceberg."""
+"""Updates of schemas, partition specs, sort orders and the like in one commit."""
 REQUIREMENTS_MAX = 1000
 VALUES_MAX = 200_000
 LIGHT_MAX = 32
@@ -78,185 +62,44 @@ Needs = Mapping[str, Callable[[Document], Document | None]]
 
 @dataclass(frozen=True, slots=True)
 class TableCommit:
-    """A parsed request to change a table.
+    """A parsed request to change a table: its checked updates and requirements, and what they refer to."""
 
-    `asked` and `required`: the updates and requirements as the client sent them. `plain`: the updates as JSON, if all
-    of them are in `PLAIN_UPDATES`. `exact`: both, for tables of version 3; None: as `plain`. `version`: the format
-    version that it asks for, or 0. `files`: (kind, URL) of each file in it.
-    """
-
-    asked: Sequence[Any]
-    required: Sequence[Any]
-
+    updates: Sequence[Json]
     requirements: Sequence[Json]
-    plain: Sequence[Json] | None
-    properties: Mapping[str, str]
-    files: Sequence[tuple[str, str]]
-    location: str | None = None
-    creates: bool = False
-    parsed: iceberg.CommitModels | None = None
-    exact: tables.ExactCommit | None = None
-    version: int = 0
+    named: NamedByCommit
+
+    @property
+    def creates(self) -> bool:
+        """Whether it creates the table."""
+        return any(requirement["type"] == "assert-create" for requirement in self.requirements)
 
     @property
     def is_light(self) -> bool:
-        """Whether it can be computed quickly for every table: few updates, all of them plain."""
-        return self.plain is not None and len(self.plain) <= LIGHT_MAX
+        """Whether it can be computed quickly for every table: few updates, none of schemas, specs and the like."""
+        return self.is_short and all(update["action"] in LIGHT_UPDATES for update in self.updates)
 
     @property
     def is_short(self) -> bool:
         """Whether it has few updates, of any kind."""
-        return len(self.asked) <= LIGHT_MAX
-
-    def models(self) -> iceberg.CommitModels:
-        """The commit as PyIceberg parses it."""
-        if self.parsed is None and self.exact is not None:
-            tables.refuse_later(self.asked, VERSION - 1)
-        return self.parsed or iceberg.CommitModels(self.asked, self.required)
-
-
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Row = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-
-class _PlainFields(msgspec.Struct, rename="kebab", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Fields that PyIceberg would parse to the same values, in the same order. Others are left to PyIceberg."""
-
-
-class _NewSnapshot(_PlainFields, kw_only=True):
-    snapshot_id: _Long
-    parent_snapshot_id: _Long | None = None
-    sequence_number: _Long
-    timestamp_ms: _Long
-    manifest_list: str
-    summary: dict[str, str]
-    schema_id: _Long | None = None
-    first_row_id: _Row | None = None
-    added_rows: _Row | None = None
-    key_id: str | None = None
-
-
-class _AddSnapshot(_PlainFields, tag_field="action", tag="add-snapshot"):
-    snapshot: _NewSnapshot
-
-
-class _SetRef(_PlainFields, tag_field="action", tag="set-snapshot-ref"):
-    ref_name: str
-    type: Literal["branch", "tag"]
-    snapshot_id: _Long
-
-
-class _RemoveRef(_PlainFields, tag_field="action", tag="remove-snapshot-ref"):
-    ref_name: str
-
-
-class _RemoveSnapshots(_PlainFields, tag_field="action", tag="remove-snapshots"):
-    snapshot_ids: list[_Long]
-
-
-class _SetPropertiesChange(_PlainFields, tag_field="action", tag="set-properties"):
-    updates: dict[str, str]
-
-
-class _RemovePropertiesChange(_PlainFields, tag_field="action", tag="remove-properties"):
-    removals: list[str]
-
-
-class _PlainCommit(msgspec.Struct):
-    updates: list[
-        _AddSnapshot | _SetRef | _RemoveRef | _RemoveSnapshots | _SetPropertiesChange | _RemovePropertiesChange
-    ]
-    requirements: list[PlainRequirement]
+        return len(self.updates) <= LIGHT_MAX
 
 
 def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = str) -> TableCommit:
     """A client's request to change a table.   Raises: Invalid, also for an unknown update or requirement.
 
-    The size is checked first: PyIceberg's models take a thousand times as long. `canonical` normalizes a URL.
+    The size is checked first. `canonical` normalizes a URL.
     """
     asked, required = listed(request, "updates", UPDATES_MAX), listed(request, "requirements", REQUIREMENTS_MAX)
     check_size(asked, "the commit")
     asked = [_with_text(update, canonical) for update in _joined(asked)]
-    return _plain_commit(asked, required) or _heavy_commit(asked, required)
-
-
-def _plain_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit | None:
-    """The commit, if it is plain: then PyIceberg would accept it with the same result."""
-    try:
-        parsed = records.converted({"updates": asked, "requirements": required}, _PlainCommit)
-    except msgspec.ValidationError:
-        return None
-    properties: dict[str, str] = {}
-    files: list[tuple[str, str]] = []
-    for update in parsed.updates:
-        if isinstance(update, _SetPropertiesChange):
-            properties |= update.updates
-        elif isinstance(update, _AddSnapshot):
-            summary = update.snapshot.summary
-            if summary.get("operation") not in tables.OPERATIONS or "self" in summary:
-                return None
-            if next(iter(summary)) != "operation":
-                update.snapshot.summary = {"operation": summary["operation"], **summary}
-            files.append(("manifest list", update.snapshot.manifest_list))
-    plain = msgspec.to_builtins(parsed)
-    return TableCommit(asked, required, plain["requirements"], plain["updates"], properties, files)
-
-
-def _heavy_commit(asked: Sequence[Any], required: Sequence[Any]) -> TableCommit:
-    actions = [str(update.get("action")) for update in asked if isinstance(update, Mapping)]
-    heavy = sum(action not in PLAIN_UPDATES for action in actions)
+    updates, requirements = checked(asked, required)
+    heavy = sum(update["action"] not in LIGHT_UPDATES for update in updates)
     if heavy > ADDED_MAX:
         raise Invalid(
             f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
             hint="commit them in several steps",
         )
-    models, exact = iceberg.CommitModels(asked, required), tables.ExactCommit(asked, required)
-    version = tables.format_version(asked)
-    if version > VERSION:
-        tables.refuse_version(version)
-    try:
-        named, (updates, requirements) = models.named(), models.json()
-    except Invalid as error:
-        return _exact_commit(asked, exact, error)
-    plain = updates if all(update["action"] in PLAIN_UPDATES for update in updates) else None
-    files = [*named.files]
-    with suppress(Invalid):  # it is raised if the table has version 3
-        files += {*exact.named()[2]} - {*files}
-    creates = any(each["type"] == "assert-create" for each in requirements)
-    return TableCommit(
-        asked,
-        required,
-        requirements,
-        plain,
-        named.properties,
-        files,
-        named.location,
-        creates=creates,
-        parsed=models,
-        exact=exact,
-        version=version,
-    )
-
-
-def _exact_commit(asked: Sequence[Any], exact: tables.ExactCommit, refused: Invalid) -> TableCommit:
-    """A commit that PyIceberg's models do not take: only for tables of version 3.   Raises: Invalid."""
-    try:
-        location, properties, files = exact.named()
-    except Invalid:
-        raise refused from None
-    creates = any(each["type"] == "assert-create" for each in exact.requirements)
-    return TableCommit(
-        asked,
-        exact.requirements,
-        exact.requirements,
-        None,
-        properties,
-        files,
-        location,
-        creates=creates,
-        exact=exact,
-        version=tables.format_version(asked),
-    )
+    return TableCommit(updates, requirements, named_by(updates))
 
 
 _SCALARS = frozenset((str, int, bool, float, type(None)))
@@ -316,51 +159,33 @@ def apply(document: Document, commit: TableCommit, metadata_location: str, now_m
 
     Raises: CommitFailed if a requirement does not hold, or the commit is stale; Invalid; Corrupt.
     """
-    new = _applied(document, commit, metadata_location, now_ms)
-    if new is not None:
-        _check_refs(document, new, commit)
+    table = whole(document)
+    for requirement in commit.requirements:
+        check_requirement(requirement, table)
+    # The commit's time was taken before it waited for the leader; the table may have changed since.
+    changed = updated(table, commit.updates, metadata_location, max(now_ms, table["last-updated-ms"]))
+    if changed is None:
+        return None
+    new = document_of(changed)
+    _check_removal(document, new, commit)
     return new
 
 
-def _check_refs(old: Document, new: Document, commit: TableCommit) -> None:
-    """Check that no branch or tag goes with its snapshot, unless the commit removes it by its name.
+def _check_removal(old: Document, new: Document, commit: TableCommit) -> None:
+    """Check that snapshots may be removed: that others do not need the table's files, and that no branch or tag goes
+    with its snapshot, unless the commit removes it by its name.
 
-    It may have been created after the client of an expiry looked at the table.   Raises: CommitFailed.
+    Both may have changed after the client of an expiry looked at the table.   Raises: CommitFailed.
     """
-    updates = [update for update in commit.asked if isinstance(update, Mapping)]
-    if not any(update.get("action") == "remove-snapshots" for update in updates):
+    if not any(update["action"] == "remove-snapshots" for update in commit.updates):
         return
-    removed = {update.get("ref-name") for update in updates if update.get("action") == "remove-snapshot-ref"}
-    before, after = (each.json().get("refs") or {} for each in (old, new))
+    if not owns_files(whole(old)["properties"]):
+        raise CommitFailed(f"Cannot remove snapshots: {GC_PROPERTY} is false, others may need the files of the table")
+    removed = {update["ref-name"] for update in commit.updates if update["action"] == "remove-snapshot-ref"}
+    before, after = whole(old)["refs"], whole(new)["refs"]
     for name in before:
         if name not in after and name not in removed:
             raise CommitFailed(f"Cannot remove snapshot {before[name].get('snapshot-id')}: {name} refers to it")
-
-
-def _applied(document: Document, commit: TableCommit, metadata_location: str, now_ms: int) -> Document | None:
-    if document.is_plain is None:
-        document.is_plain = is_plain(document.data)
-    version = document.json().get("format-version")
-    is_exact = VERSION in (version, commit.version)
-    if not document.is_plain:
-        if version == VERSION:
-            raise Corrupt("the metadata of the table is not valid")
-        if not is_exact:
-            return iceberg.apply(document, commit.models(), metadata_location, check=True)
-        document = iceberg.version_2(document)
-    table, updates = document.json(), commit.plain
-    if is_exact and commit.exact is not None:
-        updates = commit.exact.updates
-    for requirement in commit.exact.requirements if is_exact and commit.exact is not None else commit.requirements:
-        check_requirement(requirement, table)
-    if updates is None:
-        return iceberg.apply(document, commit.models(), metadata_location, check=False)
-    # The commit's time was taken before it waited for the leader; the table may have changed since.
-    updated = tables.updated if is_exact else plain_updated
-    changed = updated(table, updates, metadata_location, max(now_ms, table["last-updated-ms"]))
-    if changed is None:
-        return None
-    return document_of(changed)
 
 
 # ---- decisions ----
@@ -448,10 +273,10 @@ def prepare_commit(
     Raises: Invalid.
     """
     parsed = parse_commit(request, warehouse.canonical)
-    for what, url in parsed.files:
+    for what, url in parsed.named.files:
         warehouse.path_of(url, what)
-    places = warehouse.check_properties(parsed.properties)
-    root = None if parsed.location is None else warehouse.root_of(parsed.location)
+    places = warehouse.check_properties(parsed.named.properties)
+    root = None if parsed.named.location is None else warehouse.root_of(parsed.named.location)
     if not parsed.creates:
         return PreparedCommit(namespace, name, parsed, root, places, warehouse.now_ms())
     root = root or new_root(warehouse, known(), namespace, name)
@@ -465,13 +290,12 @@ def prepare_commit(
 
 def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Document:
     """The metadata of a table that a commit creates.   Raises: Invalid; CommitFailed."""
-    where, uuid = warehouse.location(root), warehouse.new_uuid()
-    if commit.version < VERSION or commit.exact is None:
-        return iceberg.create(commit.models(), where, uuid)
-    for requirement in commit.exact.requirements:
+    for requirement in commit.requirements:
         if requirement["type"] != "assert-create":
             raise CommitFailed("Requirement failed: the table does not exist")
-    return document_of(tables.created(commit.exact.updates, where, uuid, warehouse.now_ms()))
+    version = format_version(commit.updates) or DEFAULT_VERSION
+    where, uuid = warehouse.location(root), warehouse.new_uuid()
+    return document_of(created(commit.updates, where, uuid, version, warehouse.now_ms()))
 
 
 def prepare_transaction(
@@ -574,7 +398,7 @@ def _after(
         return worked.result(path)
     needs = prepared.needs(warehouse, path)
     if document is not None:
-        if prepared.commit.is_light and document.is_plain:
+        if prepared.commit.is_light and document.table is not None:
             return needs[path](document)
         if prepared.commit.is_short and worked.rounds >= ROUNDS_AHEAD:
             return needs[path](document)

@@ -6,14 +6,15 @@ Like commits (`limpet.catalog.commit`), each is prepared in the thread of its cl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from limpet import records
 from limpet.catalog.commit import METADATA_PATH, Needs, WorkedMetadata, check_size, moved, new_root, outside, with_files
-from limpet.catalog.iceberg import updates as iceberg
-from limpet.catalog.iceberg import views
+from limpet.catalog.iceberg import tables, views
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.maintain.decide import GC_PROPERTY, history_of
 from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
 from limpet.catalog.state import (
     LIVE,
@@ -35,7 +36,7 @@ from limpet.catalog.state import (
     shown,
 )
 from limpet.catalog.warehouse import Document, Warehouse, property_texts
-from limpet.errors import Invalid, Missing
+from limpet.errors import Corrupt, Invalid, Missing
 
 PROPERTIES_BYTES_MAX = 64 << 10
 
@@ -120,10 +121,10 @@ def draft_table(
     warehouse: Warehouse, known: CatalogState, namespace: Namespace, name: str, request: Mapping[str, Any]
 ) -> Draft:
     """The table of a create request; `known` has the folders of other tables.   Raises: Invalid."""
-    check_size([request.get(field) for field in iceberg.FORM_FIELDS], "the table")
+    check_size([request.get(field) for field in tables.NEW_FIELDS], "the table")
     places = warehouse.check_properties(property_texts(request.get("properties") or {}))
     root = new_root(warehouse, known, namespace, name, request.get("location"))
-    document = iceberg.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
+    document = tables.new_table(request, warehouse.location(root), warehouse.new_uuid(), warehouse.now_ms())
     return _draft(warehouse, root, places, document)
 
 
@@ -150,12 +151,12 @@ def draft_registered(warehouse: Warehouse, metadata_location: object) -> Draft:
     that were not checked.
     """
     path, foreign = _foreign(warehouse, metadata_location)
-    table = iceberg.foreign_table(foreign)
-    for what, url in table.files:
+    table, files = tables.registered(foreign.json())
+    for what, url in files:
         warehouse.path_of(url, what)
-    places = warehouse.check_properties(table.properties)
-    root = warehouse.root_of(table.location)
-    document = table.document(warehouse.location(root))
+    places = warehouse.check_properties(table["properties"])
+    root = warehouse.root_of(table["location"])
+    document = tables.document_of({**table, "location": warehouse.location(root)})
     copy = warehouse.new_file(places.get(METADATA_PATH, f"{root}/metadata"), path, document)
     return Draft(document, Entry(root, copy, outside(root, places.values())))
 
@@ -257,19 +258,52 @@ def replace_view(
 # ---- tables and views that are there ----
 
 
-def drop(kind: Content, namespace: Namespace, name: str, *, purge: bool = False) -> Decide:
+class CheckedPurge(WorkedMetadata):
+    """By the path of a table's metadata, whether the table may be purged. One that cannot be read can be purged."""
+
+    def work_out(self, needs: Needs) -> None:
+        for path, check in needs.items():
+            try:
+                super().work_out({path: check})
+            except Corrupt:
+                self._results[path] = None
+
+
+def purge_needs(path: str, name: str) -> Needs:
+    """By path, the check of the metadata of a table that is to be purged: Invalid if others need its files."""
+
+    def check(document: Document) -> None:
+        with suppress(Corrupt):
+            if not history_of(document.data, name).owns_files():
+                raise Invalid(
+                    f"table {name!r} has {GC_PROPERTY}=false: other tables or catalogs may need its files",
+                    hint=f"drop it without purge, or set {GC_PROPERTY} to true first",
+                )
+
+    return {path: check}
+
+
+def drop(kind: Content, namespace: Namespace, name: str, purge: CheckedPurge | None = None) -> Decide:
     """Drop a table or view; its files stay. The result is its entry, so that it can be restored.
 
-    `purge`: the folders of a table are recorded, to be emptied.
+    `purge`: the folders of a table are recorded, to be emptied, if the metadata that it has then allows it.
     """
 
-    def decide(state: CatalogState, made: Documents) -> Grant:
+    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
         old = entry_in(state, kind, namespace, name)
+        if purge is not None:
+            needs, latest = purge_needs(old.path, name), made.get(old.path)
+            if purge.has(old.path):
+                purge.result(old.path)
+            elif latest is not None:
+                needs[old.path](latest)
+            else:
+                return NeedsMetadata(needs)
         changes = [Change(key_of(kind, namespace, name), None)]
         changes += [Change(f"{LIVE}/{root}", None) for root in old.roots()]
-        if purge:
+        if purge is not None:
             changes += [Change(f"{PURGED}/{root}", 1) for root in old.roots()]
-        return Grant(DROP_VIEW if kind == "v" else PURGE if purge else DROP, tuple(changes), old.value())
+        return Grant(DROP_VIEW if kind == "v" else DROP if purge is None else PURGE, tuple(changes), old.value())
 
     return decide
 

@@ -427,6 +427,13 @@ def reserve(state: CatalogState, roots: Iterable[str], own: Sequence[str] = ()) 
     return tuple(Change(f"{LIVE}/{root}", 1) for root in wanted)
 
 
+def check_not_of_others(state: CatalogState, path: str, own: Sequence[str]) -> None:
+    """Check that a file is in no folder of another table than that with the folders `own`.   Raises: Invalid."""
+    other = _taken(state, path, {*own})
+    if other is not None:
+        raise Invalid(f"the file {path!r} is in the folder {other!r}, which belongs to another table")
+
+
 def check_apart(state: CatalogState, roots: Sequence[str]) -> None:
     """Check that the folders of a table differ from those of others by more than upper and lower case.
 

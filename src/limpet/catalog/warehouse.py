@@ -6,8 +6,7 @@ before anything is written: it must be in this warehouse (F29, F30).
 The name of a metadata file contains the SHA-256 digest of its bytes, and the catalog's entry has the name: so metadata
 is compared with what was committed (F23). Files of version 0.1 have no digest in their names.
 
-Most commits add a snapshot, move a branch or set properties. Those change the metadata here, as JSON, for tables of
-format version 2. All else is left to `limpet.catalog.iceberg`.
+What is in the metadata is a matter of `limpet.catalog.iceberg`.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ import hashlib
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from limpet import records
-from limpet.catalog.iceberg.schemas import VERSION
-from limpet.catalog.state import CommitFailed, Namespace, check_fresh, slug
+from limpet.catalog.state import Namespace, slug
 from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
-from limpet.keys import Key, check, disk_name
+from limpet.keys import Key, check, check_path, disk_name
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Put, Stat, Store
 from limpet.store.directory.files import failure
@@ -47,6 +45,7 @@ VALUE_CHARACTERS_MAX = 1 << 20
 PROPERTIES_MAX = 10_000
 
 _ODD = re.compile(r"[%?#\\*\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_ODD_IN_DATA = re.compile(_ODD.pattern.replace("%", ""))
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 _DIGEST = re.compile(r"\d{5,}-([0-9a-f]{64})\.metadata\.json")
 _ONE_SLASH = re.compile("file:/(?!/)")
@@ -58,32 +57,23 @@ _STORAGES = frozenset(
 _CLIENTS = ("s3.", "gcs.", "adls.", "hf.", "hdfs.", "fs.", "client.", "rest.", "signer.", "header.")
 _SECRETS = frozenset(("impl", "uri", "token", "credential"))
 
-MAIN = "main"
-LOG_MAX_PROPERTY, LOG_MAX = "write.metadata.previous-versions-max", 100
-
 Json = dict[str, Any]
-
-_MANY = 1 << 20
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Row = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-_Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$", max_length=36)]
 
 
 class Document:
     """The bytes of a metadata file, with its cached JSON and, for tables, PyIceberg's `model`.
 
-    Both are immutable: the metadata of the next commit shares most of it. `is_plain`: whether a table can be updated as
-    JSON; None if that was not checked yet. Models are large, and most commits need none, so the warehouse does not
-    cache them.
+    Both are immutable: the metadata of the next commit shares most of it. `table`: that of a table with every field of
+    its version; None if it was not checked yet (`limpet.catalog.iceberg.tables.whole`). Models are large, and few
+    requests need one, so the warehouse does not cache them.
     """
 
-    __slots__ = ("_digest", "_json", "data", "is_plain", "model")
+    __slots__ = ("_digest", "_json", "data", "model", "table")
 
     def __init__(self, data: bytes, json: dict[str, Any] | None = None, model: Any = None) -> None:
         self.data = data
         self.model = model
-        self.is_plain: bool | None = None
+        self.table: Json | None = None
         self._json = json
         self._digest: str | None = None
 
@@ -105,7 +95,7 @@ class Document:
         if self.model is None:
             return self
         slim = Document(self.data, self._json)
-        slim.is_plain, slim._digest = self.is_plain, self._digest
+        slim.table, slim._digest = self.table, self._digest
         return slim
 
 
@@ -209,16 +199,27 @@ class Warehouse:
 
     def path_of(self, url: object, what: str) -> str:
         """The path below the warehouse of what a client names; `what` is for errors.   Raises: Invalid."""
+        return self._path(url, what, _ODD, check)
+
+    def data_path(self, url: object, what: str = "file") -> str:
+        """The path below the warehouse of a file that a manifest names, for `data`.
+
+        Engines write the values of a partition into the path, and encode them first (`city=S%C3%A3o`): a `%` is a
+        character of the name, for them and here, and nothing is decoded.   Raises: Invalid, as `path_of`.
+        """
+        return self._path(url, what, _ODD_IN_DATA, check_path)
+
+    def _path(self, url: object, what: str, odd: re.Pattern[str], check_key: Callable[[str], object]) -> str:
         if not isinstance(url, str):
             raise Invalid(f"the {what} must be a string")
         whole = self.canonical(url).rstrip("/")
         path = whole.removeprefix(f"{self.url}/")
         if path == whole or not path:
             raise Invalid(f"the {what} {_cut(url)} is not inside the warehouse", hint=f"it begins with {self.url}/")
-        if _ODD.search(path):
+        if odd.search(path):
             raise Invalid(f"the {what} {url!r} has characters that programs read in different ways")
         try:
-            check(f"{WAREHOUSE}/{path}")
+            check_key(f"{WAREHOUSE}/{path}")
         except Invalid as error:
             raise Invalid(f"the {what} {url!r} cannot be used: {error}") from None
         return path
@@ -464,307 +465,3 @@ def _weight(document: Document) -> int:
 
 def _key(path: str) -> Key:
     return Key(f"{WAREHOUSE}/{path}")
-
-
-# ---- requirements ----
-
-
-class _RequiredFields(msgspec.Struct, rename="kebab", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A requirement of a commit."""
-
-
-class _UuidCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-table-uuid"):
-    uuid: _Uuid
-
-
-class _RefCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-ref-snapshot-id"):
-    ref: _Short
-    snapshot_id: _Long | None = None
-
-
-class _FieldCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-last-assigned-field-id"):
-    last_assigned_field_id: _Long
-
-
-class _SchemaCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-current-schema-id"):
-    current_schema_id: _Long
-
-
-class _PartitionCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-last-assigned-partition-id"):
-    last_assigned_partition_id: _Long
-
-
-class _SpecCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-default-spec-id"):
-    default_spec_id: _Long
-
-
-class _OrderCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-default-sort-order-id"):
-    default_sort_order_id: _Long
-
-
-class _CreateCheck(_RequiredFields, kw_only=True, tag_field="type", tag="assert-create"):
-    pass
-
-
-PlainRequirement = _UuidCheck | _RefCheck | _FieldCheck | _SchemaCheck | _PartitionCheck | _SpecCheck | _OrderCheck
-Requirement = PlainRequirement | _CreateCheck
-
-_MISMATCHES = {
-    "assert-last-assigned-field-id": (
-        "last assigned field id changed: expected id", "last-assigned-field-id", "last-column-id"),
-    "assert-current-schema-id": ("current schema changed: expected id", "current-schema-id", "current-schema-id"),
-    "assert-last-assigned-partition-id": (
-        "last assigned partition id changed: expected id", "last-assigned-partition-id", "last-partition-id"),
-    "assert-default-spec-id": ("default partition spec changed: expected id", "default-spec-id", "default-spec-id"),
-    "assert-default-sort-order-id": (
-        "default sort order changed: expected id", "default-sort-order-id", "default-sort-order-id"),
-}  # fmt: skip
-"""By type of requirement: the message, its field, and the field of the metadata that must be equal."""
-
-
-def check_requirement(requirement: Json, table: Json) -> None:
-    """Check a requirement of a client. The messages are those of the reference implementation.
-
-    Raises: CommitFailed.
-    """
-    kind = requirement["type"]
-    if kind == "assert-ref-snapshot-id":
-        _check_ref(requirement["ref"], requirement.get("snapshot-id"), table["refs"].get(requirement["ref"]))
-        return
-    if kind == "assert-create":
-        raise CommitFailed("Requirement failed: table already exists")
-    if kind == "assert-table-uuid":
-        what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), requirement["uuid"]
-    elif kind in _MISMATCHES:
-        what, field, fact = _MISMATCHES[kind]
-        wanted, found = requirement.get(field), table[fact]
-    else:
-        raise Invalid(f"there is no requirement {kind!r}")
-    if wanted != found:
-        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
-
-
-def _check_ref(name: str, wanted: int | None, ref: Json | None) -> None:
-    """Check that a branch or tag has the required snapshot, or does not exist.   Raises: CommitFailed."""
-    if ref is None:
-        if wanted is not None:
-            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
-    elif wanted is None:
-        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
-    elif wanted != ref["snapshot-id"]:
-        raise CommitFailed(
-            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
-            f"expected id {wanted} != {ref['snapshot-id']}"
-        )
-
-
-# ---- updates of snapshots, branches and properties ----
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-    timestamp_ms: _Long
-    parent_snapshot_id: _Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: _Long
-
-
-class _LogEntry(msgspec.Struct, rename="kebab"):
-    metadata_file: _Short
-    timestamp_ms: _Long
-
-
-class _PlainTable(msgspec.Struct, rename="kebab"):
-    """The fields that are used here, and their types."""
-
-    format_version: Literal[2, 3]
-    table_uuid: _Short
-    last_updated_ms: _Long
-    last_sequence_number: _Long
-    last_column_id: _Long
-    current_schema_id: _Long
-    default_spec_id: _Long
-    default_sort_order_id: _Long
-    last_partition_id: _Long
-    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)]
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=_MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    metadata_log: Annotated[list[_LogEntry], msgspec.Meta(max_length=_MANY)]
-    refs: Annotated[dict[_Short, _SnapshotId], msgspec.Meta(max_length=_MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=_MANY)]
-    next_row_id: _Row | msgspec.UnsetType = msgspec.UNSET
-    current_snapshot_id: _Row | msgspec.UnsetType = msgspec.UNSET
-
-
-def is_plain(data: bytes) -> bool:
-    """Whether a table can be updated as JSON: format version 2 or 3, with all fields that PyIceberg and we write."""
-    try:
-        table = records.decoder(_PlainTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    if table.format_version == VERSION and table.next_row_id is msgspec.UNSET:
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs
-
-
-def document_of(table: Json) -> Document:
-    """Metadata that was changed as JSON.   Raises: Invalid for numbers of more than 64 bits."""
-    try:
-        document = Document(msgspec.json.encode(table), table)
-    except OverflowError as error:
-        raise Invalid(f"the table is not valid: {error}") from None
-    document.is_plain = True
-    return document
-
-
-class PlainWork:
-    """Metadata that is being changed. Its values are replaced, never modified: older metadata shares them.
-
-    What is here holds for format version 2; `limpet.catalog.iceberg.tables` extends it.
-    """
-
-    def __init__(self, table: Json, now_ms: int) -> None:
-        self.table = dict(table)
-        self.now_ms = now_ms
-        self.changed = False
-        self.added: set[int] = set()
-        self._last_ms = table["last-updated-ms"]
-
-    def snapshot(self, id_: int) -> Json | None:
-        """The snapshot of that id."""
-        # nearly always the newest one is wanted
-        return next((each for each in reversed(self.table["snapshots"]) if each["snapshot-id"] == id_), None)
-
-    def set(self, **fields: Any) -> None:
-        """Set fields."""
-        self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
-        self.changed = True
-
-    def assign_rows(self, snapshot: Json) -> None:
-        """Take over the row ids of a new snapshot.   Raises: Invalid, since it has none before version 3."""
-        check_no_lineage(snapshot.get("first-row-id"), snapshot.get("added-rows"), snapshot.get("key-id"))
-
-    def drop_statistics(self, gone: Set[int]) -> None:
-        """Remove the statistics of snapshots."""
-        self.set(statistics=[each for each in self.table["statistics"] if each["snapshot-id"] not in gone])
-
-    def logged(self, metadata_location: str) -> Json:
-        """The changed metadata, with the file before it in its log.   Raises: Invalid."""
-        new, limit = self.table, _log_limit(self.table["properties"])
-        entry = {"metadata-file": metadata_location, "timestamp-ms": self._last_ms}
-        new["metadata-log"] = [*new["metadata-log"][-(limit - 1) :], entry] if limit > 1 else [entry]
-        if new["last-updated-ms"] == self._last_ms:
-            new["last-updated-ms"] = self.now_ms
-        return new
-
-
-def check_no_lineage(*fields: object) -> None:
-    """Check that a snapshot of an older version has no row ids and no key.   Raises: Invalid."""
-    if any(field is not None for field in fields):
-        raise Invalid("Cannot add a snapshot: first-row-id, added-rows and key-id are not supported until v3")
-
-
-def _log_limit(properties: Mapping[str, str]) -> int:
-    try:
-        return max(1, int(properties.get(LOG_MAX_PROPERTY, LOG_MAX)))
-    except ValueError:
-        raise Invalid(f"the property {LOG_MAX_PROPERTY} must be a whole number") from None
-
-
-def _add_snapshot(work: PlainWork, update: Json) -> None:
-    new, last = update["snapshot"], work.table["last-sequence-number"]
-    number = new.get("sequence-number") or 0
-    check_fresh(number, last, new.get("parent-snapshot-id"))
-    if work.snapshot(new["snapshot-id"]) is not None:
-        raise Invalid(f"Snapshot already exists for id: {new['snapshot-id']}")
-    work.assign_rows(new)
-    work.added.add(new["snapshot-id"])
-    work.set(
-        last_updated_ms=new["timestamp-ms"],
-        last_sequence_number=max(number, last),
-        snapshots=[*work.table["snapshots"], new],
-    )
-
-
-_RETENTION = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
-
-
-def _set_ref(work: PlainWork, update: Json) -> None:
-    name = update["ref-name"]
-    left_out = {"action", "ref-name", *(key for key in _RETENTION if update.get(key) is None)}
-    ref = {key: value for key, value in update.items() if key not in left_out}
-    if work.table["refs"].get(name) == ref:
-        return
-    snapshot = work.snapshot(ref["snapshot-id"])
-    if snapshot is None:
-        raise Invalid(f"Cannot set {name} to unknown snapshot: {ref['snapshot-id']}")
-    at_ms = snapshot["timestamp-ms"] if ref["snapshot-id"] in work.added else work.now_ms
-    if name == MAIN:
-        entry = {"snapshot-id": ref["snapshot-id"], "timestamp-ms": at_ms}
-        work.set(current_snapshot_id=ref["snapshot-id"], snapshot_log=[*work.table["snapshot-log"], entry])
-    if name == MAIN or ref["snapshot-id"] in work.added:
-        work.set(last_updated_ms=at_ms)
-    work.set(refs={**work.table["refs"], name: ref})
-
-
-def _remove_ref(work: PlainWork, update: Json) -> None:
-    name = update["ref-name"]
-    if name not in work.table["refs"]:
-        return
-    work.set(refs={key: ref for key, ref in work.table["refs"].items() if key != name})
-    if name == MAIN:
-        work.table.pop("current-snapshot-id", None)
-
-
-def _remove_snapshots(work: PlainWork, update: Json) -> None:
-    table = work.table
-    gone = {*update["snapshot-ids"]} & {each["snapshot-id"] for each in table["snapshots"]}
-    if not gone:
-        return
-    for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
-        _remove_ref(work, {"ref-name": name})
-    work.set(
-        snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
-        snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
-    )
-    work.drop_statistics(gone)
-
-
-def _orphaned(snapshot: Json, gone: set[int]) -> Json:
-    if snapshot.get("parent-snapshot-id") not in gone:
-        return snapshot
-    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
-
-
-def _put_properties(work: PlainWork, update: Json) -> None:
-    if update["updates"]:
-        work.set(properties={**work.table["properties"], **update["updates"]})
-
-
-def _remove_properties(work: PlainWork, update: Json) -> None:
-    gone = {*update["removals"]} & {*work.table["properties"]}
-    if gone:
-        work.set(properties={key: value for key, value in work.table["properties"].items() if key not in gone})
-
-
-PLAIN_UPDATES: Mapping[str, Callable[[PlainWork, Json], None]] = {
-    "add-snapshot": _add_snapshot,
-    "set-snapshot-ref": _set_ref,
-    "remove-snapshot-ref": _remove_ref,
-    "remove-snapshots": _remove_snapshots,
-    "set-properties": _put_properties,
-    "remove-properties": _remove_properties,
-}
-
-
-def plain_updated(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
-    """The metadata of a table of version 2 after `PLAIN_UPDATES`; None if they change nothing. `table` is not modified.
-
-    Raises: CommitFailed for a stale snapshot; Invalid.
-    """
-    work = PlainWork(table, now_ms)
-    for update in updates:
-        PLAIN_UPDATES[update["action"]](work, update)
-    return work.logged(metadata_location) if work.changed else None

@@ -187,13 +187,13 @@ class Cell(Generic[T]):
             self._last = None
         return self._last
 
-    def replace_unreadable(self, value: T) -> Versioned[T]:
-        """Replace a cell that cannot be read by `value`; its fence is lost.
+    def replace_unreadable(self, value: T, version: Version | None = None) -> Versioned[T]:
+        """Replace a cell that cannot be read by `value`; its fence is lost. `version`: the one that was found there.
 
-        Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT.
+        Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT; 1 PUT.
         """
         header = next_header(None, self._runtime.new_id(), None)
-        version = self._store.head(self._key).version
+        version = version or self._store.head(self._key).version
         version = self._store.put(self._key, self._encode(header, value), when=Match(version))
         self._last = Versioned(value, header, version, None)
         return self._last

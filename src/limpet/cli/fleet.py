@@ -15,7 +15,15 @@ import typer
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
-from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s, one_url
+from limpet.cli.options import (
+    DELAY_HELP,
+    JsonOption,
+    NoWorkerOption,
+    QueuesOption,
+    UrlOption,
+    duration_s,
+    one_url,
+)
 from limpet.errors import Invalid
 
 if TYPE_CHECKING:
@@ -29,13 +37,14 @@ if TYPE_CHECKING:
 
 LOCKS_MAX = 1000
 COUNTS = ("pending", "in_flight", "resting", "scheduled", "completed", "failed")
+STATE_COLOURS = {"paused": "yellow", "no worker": "red"}
 APPROXIMATE = (
     "Numbers of SQS: approximate, and late by up to a minute. In flight counts what rests before its next attempt too; "
     "SQS reports neither ages nor what was completed."
 )
 AT_LEAST = (
-    "+ at least: counting stopped at 10,000 objects of a kind. `limpet status --full`, or `limpet queue stats QUEUE`, "
-    "counts them all."
+    "+ at least: counting stopped at 10,000 objects of a kind, or 1,000 receipts of failed tasks. "
+    "`limpet status --full`, or `limpet queue stats QUEUE`, counts them all."
 )
 
 
@@ -50,7 +59,8 @@ def status(
 
     in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt, or that are
     suspended. Both are part of pending. oldest: the time since the push of the oldest task that has not ended. failed:
-    tasks that failed or were cancelled, and were not retried.
+    tasks that failed and were not retried; cancelled ones are counted by themselves. no worker: a task is due, and no
+    worker process that is alive (`limpet workers`) names the queue.
 
     Example:
     $ limpet status -u s3://acme/prod
@@ -99,17 +109,21 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
         counts[-1] = f"[red]{counts[-1]}[/red]" if each.failed else counts[-1]
         plus = "+" if "oldest_s" in each.at_least else ""
         oldest = f"{ago(each.oldest_s)}{plus}" if each.oldest_s is not None else "-"
-        remarks = ["[yellow]paused[/yellow]"] if each.paused else []
-        remarks += [f"{_figure(each, 'suspended')} suspended"] if each.suspended else []
-        remark = ", ".join(remarks)
-        listed.add_row(
-            clean(each.queue), *counts, oldest, f"[red]{clean(each.trouble)}[/red]" if each.trouble else remark
-        )
+        listed.add_row(clean(each.queue), *counts, oldest, _remark(each))
     show(listed)
     if any(each.approximate for each in queues):
         show(f"\n[dim]{APPROXIMATE}[/dim]")
     if any(each.at_least for each in queues):
         show(f"\n[dim]{AT_LEAST}[/dim]")
+
+
+def _remark(each: QueueSummary) -> str:
+    """What stands behind the figures of a queue: its state, and figures that are rare."""
+    if each.trouble:
+        return f"[red]{clean(each.trouble)}[/red]"
+    words = [state] if (state := state_text(each)) else []
+    words += [f"{_figure(each, name)} {name}" for name in ("suspended", "cancelled") if getattr(each, name)]
+    return ", ".join(words)
 
 
 def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
@@ -142,26 +156,36 @@ def check(
     max_pending: Annotated[
         int | None, typer.Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
     ] = None,
+    no_worker: NoWorkerOption = None,
     queue: QueuesOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check rules on every queue: one line for each that is violated, and exit code 1. Changes nothing.
 
-    Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time. A rule
-    that cannot be checked counts as violated: SQS reports no ages, so --max-age always fails there.
+    Without a --max rule it checks what the dashboard warns of: --max-age 1h --max-failed 0. --no-worker 5m is checked
+    with any other rule too: a task was due for longer, nobody holds one, and no worker process that is alive names the
+    queue. Tasks that were retried or cancelled do not count as failed, and delayed ones do not wait before their time.
+    A rule that is given and cannot be checked counts as violated: SQS reports neither ages nor workers.
 
+    Example: what the dashboard warns of
+    $ limpet check -u s3://acme/prod
     Example: from cron, or as a health check
     $ limpet check --max-age 1h --max-failed 10 -u s3://acme/prod
     $ limpet check --max-pending 50000 -q enrich -q mail -u s3://acme/prod
     Exit codes: 0 all rules hold; 1 a rule is violated or cannot be checked; 2 wrong usage.
     """
-    from limpet.app.health import Limits, broken_limits
+    from dataclasses import replace
 
-    limits = Limits(max_age, max_failed, max_pending)
-    if limits == Limits():
-        raise Invalid("no rule was given", hint="say --max-age, --max-failed or --max-pending")
-    found, broken = broken_limits(limpet.open(url, read_only=True).check(), limits, queue)
+    from limpet.app.health import Limits, broken_limits, default_limits
+
+    fleet = limpet.open(url, read_only=True).check()
+    limits = default_limits(fleet.url)
+    if (max_age, max_failed, max_pending) != (None, None, None):
+        limits = Limits(max_age, max_failed, max_pending, limits.no_worker_s)
+    if no_worker is not None:
+        limits = replace(limits, no_worker_s=no_worker)
+    found, broken = broken_limits(fleet, limits, queue)
     if json:
         facts = ("queue", "rule", "limit", "value")
         wrong = [{**{name: getattr(each, name) for name in facts}, "message": limit_message(each)} for each in broken]
@@ -178,7 +202,11 @@ def check(
 def limit_message(broken: BrokenLimit) -> str:
     """One line: the queue, its figure, and the limit."""
     if broken.value is None:
-        return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report how old a task is"
+        unknown = "who works on a queue" if broken.rule == "no-worker" else "how old a task is"
+        return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report {unknown}"
+    if broken.rule == "no-worker":
+        said = f"no worker, and a task has been due for {ago(broken.value)}"
+        return f"{broken.queue}: {said}; --{broken.rule} is {ago(broken.limit)}"
     if broken.rule == "max-age":
         said = f"the oldest task was pushed {ago(broken.value)} ago"
         return f"{broken.queue}: {said}, and --max-age is {ago(broken.limit)}"
@@ -427,6 +455,7 @@ def _heading(overview: FleetOverview) -> str:
 
 def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, width: int) -> RenderableType:
     figures = ["pending", "in flight", "resting", "scheduled", "failed", "oldest", "per min"]
+    width -= max([len("paused"), *(len(each.state) for each in queues)])
     for least in ("scheduled", "resting", "per min", "oldest", "in flight"):
         if _left(width, figures) < 0:
             figures.remove(least)
@@ -446,14 +475,20 @@ def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, width: int)
             clean(each.queue),
             *(cells[name] if name in cells else _figure(each, name.replace(" ", "_")) for name in figures),
             *(["" if rate is None else _sparkline(rate.minutes[-minutes:])] if minutes >= MINUTES_MIN else []),
-            "[yellow]paused[/yellow]" if each.paused else clean(each.trouble),
+            clean(each.trouble) if each.trouble else state_text(each),
         )
     return listed
 
 
+def state_text(each: QueueSummary) -> str:
+    """The state of a queue, unless it is as it should be."""
+    colour = STATE_COLOURS.get(each.state)
+    return f"[{colour}]{each.state}[/{colour}]" if colour else ""
+
+
 def _left(width: int, figures: Sequence[str]) -> int:
-    """How many columns are left beside a queue's name, these figures and whether it is paused."""
-    return width - NAME_COLUMNS - sum(GAP + len(name) for name in figures) - 2 * GAP - len("paused")
+    """How many columns are left beside a queue's name and these figures."""
+    return width - NAME_COLUMNS - sum(GAP + len(name) for name in figures) - 2 * GAP
 
 
 def _figure(each: QueueSummary, name: str) -> str:
@@ -474,6 +509,10 @@ def _below(overview: FleetOverview) -> Iterator[str]:
     now = overview.at
     for broken in overview.alerts[:3]:
         yield f"[red]alert[/red] {clean(limit_message(broken))}"
+    cancelled = [f"{_figure(each, 'cancelled')} of {clean(each.queue)}" for each in overview.queues if each.cancelled]
+    if cancelled:
+        rest = f" and {len(cancelled) - 3:,} more queues" if len(cancelled) > 3 else ""
+        yield f"[dim]cancelled {', '.join(cancelled[:3])}{rest}[/dim]"
     suspended = [each for each in overview.queues if each.suspended]
     for each in suspended[:3]:
         reason = clean(each.suspended_reason[:REASON_SHOWN])

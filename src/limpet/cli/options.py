@@ -47,6 +47,28 @@ def duration_s(text: str) -> float:
     return int(found[1]) * _SECONDS[found[2]]
 
 
+def duration_or_off_s(text: str) -> float:
+    """As `duration_s`; `off` is for ever."""
+    return float("inf") if text == "off" else duration_s(text)
+
+
+NoWorkerOption = Annotated[
+    float | None,
+    typer.Option(
+        "--no-worker",
+        metavar="TIME",
+        parser=duration_or_off_s,
+        show_default="5m",
+        help="How long a task may be due in a queue without a living worker; `off` allows it.",
+    ),
+]
+
+
+def kept_s(text: str) -> float:
+    """How long something is kept: a duration, or `forever`."""
+    return float("inf") if text == "forever" else duration_s(text)
+
+
 SinceOption = Annotated[
     float | None,
     typer.Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),

@@ -295,6 +295,9 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("ended", "finished_at"),
     )
     rows += [(title, when(facts[key])) for title, key in times if facts.get(key)]
+    if "receipts_kept_s" in facts:
+        kept_s = facts["receipts_kept_s"]
+        rows.append(("receipt", "kept for ever" if kept_s is None else f"kept for {ago(kept_s)}"))
     if facts.get("error"):
         rows.append(("error", clean(facts["error"])))
     rows += [(key, _json(facts[key])) for key in ("payload", "result") if key in facts]
@@ -325,7 +328,7 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.
     """
     from limpet.app.health import summaries
-    from limpet.cli.fleet import APPROXIMATE
+    from limpet.cli.fleet import APPROXIMATE, state_text
     from limpet.queue.inspect import ALL
 
     fleet = limpet.open(url, read_only=True).check()
@@ -337,8 +340,10 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     if json:
         print_json(facts)
         return
-    cli.show(f"[bold]{clean(queue)}[/bold]{'  [yellow]paused[/yellow]' if facts['paused'] else ''}")
-    counts = {key: facts[key] for key in ("pending", "in_flight", "resting", "scheduled", "completed", "failed")}
+    state = state_text(found[0])
+    cli.show(f"[bold]{clean(queue)}[/bold]{f'  {state}' if state else ''}")
+    shown = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "cancelled")
+    counts = {key: facts[key] for key in shown}
     for key, count in counts.items():
         say(f"  {key.replace('_', ' '):<10} {'-' if count is None else format(count, ','):>9}")
         if key == "pending" and facts["done"]:
@@ -760,11 +765,14 @@ def sweep(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
 def adopt(
     queue: QueueArgument,
     from_: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--from", metavar="DIR", show_default=False, help="Where they are: a folder, or a URL (s3://bucket/prefix)."
+            "--from",
+            metavar="DIR",
+            show_default="the queue's own folder",
+            help="Where they are: a folder, or a URL (s3://bucket/prefix).",
         ),
-    ],
+    ] = None,
     quiesced: Annotated[
         bool,
         typer.Option(
@@ -777,17 +785,21 @@ def adopt(
 ) -> None:
     """Take over a queue that another program keeps in files.
 
-    Its files: `pending/ID/task.json` is a waiting task, with a `lease.json` beside it while a worker holds it;
-    `completed/ID.json` and `failed/ID.json` are ended tasks. Each file is the payload, a JSON object. Ids are kept, so
-    running it twice changes nothing; failed tasks can be retried. Invalid files are reported and kept.
+    Its files: `pending/ID/task.json`, or `pending/SHARD/ID/task.json`, is a waiting task, with a `lease.json` beside it
+    while a worker holds it; `completed/ID.json` and `failed/ID.json` are ended tasks. Each file is the payload, a JSON
+    object. Ids are kept, so running it twice changes nothing; failed tasks can be retried. Invalid files, and tasks
+    whose id this queue has with another payload, are reported and kept. Other files are counted.
 
     Without --quiesced nothing is deleted, tasks with a lease are skipped, and a task that the other program claims
-    later runs twice.
+    later runs twice. Without --from the files lie where the queue keeps its own (`queues/QUEUE/` below the URL): each
+    is replaced in its place, which needs --quiesced. The place need not be a fleet before.
 
     Example: copy the tasks of another program's queue; then take it over, once that program has stopped
     $ limpet queue adopt enrich --from ./old/queues/enrich -u s3://acme/prod
     $ limpet queue adopt enrich --from ./old/queues/enrich --quiesced -u s3://acme/prod
-    Exit codes: 0 all were taken over; 1 some files were bad, or there are none; 2 wrong usage.
+    Example: in place, where the other program kept them in s3://acme/campaigns/x/queues/enrich
+    $ limpet queue adopt enrich --quiesced -u s3://acme/campaigns/x
+    Exit codes: 0 all were taken; 1 some files were bad, or there are none; 2 wrong usage.
     """
     from limpet.app.adopt import adopt_tasks
 
@@ -809,11 +821,24 @@ def _print_adopted(queue: str, report: QueueAdoptReport) -> None:
     if report.held:
         held = many(report.held, "task has a lease and was skipped", "tasks have a lease and were skipped")
         say(f"{held}; once the other program has stopped: --quiesced", err=True)
+    if report.ignored:
+        names = ", ".join(report.ignored_names)
+        said = many(report.ignored, "other file is no task and stays", "other files are no tasks and stay")
+        say(f"{said}, such as {names}", err=True)
     parts = [f"{report.pending:,} waiting, {report.completed:,} completed, {report.failed:,} failed"]
     if report.known:
         parts.append(f"{report.known:,} known before")
-    parts.append(f"{many(report.deleted, 'original')} deleted" if report.deleted else "no original deleted")
+    if report.replaced:
+        parts.append(f"{many(report.replaced, 'original')} replaced in place")
+    if report.deleted or not report.replaced:
+        parts.append(f"{many(report.deleted, 'original')} deleted" if report.deleted else "no original deleted")
     say(f"took {many(report.pending + report.completed + report.failed, 'task')} into {queue!r}: {'; '.join(parts)}")
+    if report.completed:
+        say(
+            "hint: ids of completed tasks stay used for as long as the workers keep receipts, by default 30 days; "
+            'retention_s=float("inf") keeps them for ever',
+            err=True,
+        )
 
 
 app = group(

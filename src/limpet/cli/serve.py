@@ -11,7 +11,7 @@ import typer
 
 from limpet.cli import lines, print_json, say
 from limpet.cli.catalog import URL_VARIABLES, demand_extra
-from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, is_typed, one_url
+from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, UrlOption, duration_s, is_typed, one_url
 
 if TYPE_CHECKING:
     from limpet.service.serve import Kind
@@ -40,6 +40,8 @@ EPILOG = lines(
 API_EPILOG = lines(
     "Example: two of them share a bucket; one leads, the other takes over when it ends",
     "$ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod",
+    "Example: with two compactors, either of which is enough",
+    "$ limpet serve api --compactor-url http://one:8182 --compactor-url http://two:8182 -u s3://acme/prod",
     *CODES,
 )
 COMPACTOR_EPILOG = lines(
@@ -197,14 +199,14 @@ def serve(
 @app.command(epilog=API_EPILOG)
 def api(
     context: typer.Context,
-    compactor_url: Annotated[
-        str,
+    compactor_urls: Annotated[
+        list[str],
         typer.Option(
             "--compactor-url",
             metavar="URL",
             envvar="LIMPET_COMPACTOR_URL",
             show_default=False,
-            help="Where `limpet serve compactor` listens.",
+            help="Where `limpet serve compactor` listens; repeatable: the next one is asked when one is gone.",
         ),
     ],
     url: ServeUrlOption = DEFAULT_URL,
@@ -316,7 +318,7 @@ def ui(
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
     max_age: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--max-age",
             metavar="TIME",
@@ -324,11 +326,15 @@ def ui(
             show_default="1h",
             help=f"Warn of an older task that has not ended, {DELAY_HELP}.",
         ),
-    ] = "1h",  # type: ignore[assignment]  # Typer parses the default, too
-    max_failed: Annotated[int, typer.Option("--max-failed", metavar="N", min=0, help="Warn of more failed tasks.")] = 0,
+    ] = None,
+    max_failed: Annotated[
+        int | None,
+        typer.Option("--max-failed", metavar="N", min=0, show_default="0", help="Warn of more failed tasks."),
+    ] = None,
     max_pending: Annotated[
         int | None, typer.Option("--max-pending", metavar="N", min=0, help="Warn of more tasks that wait.")
     ] = None,
+    no_worker: NoWorkerOption = None,
     log: LogOption = LogForm.none,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -349,10 +355,15 @@ def ui(
       ended at once.
     """
     demand_extra()
-    from limpet.app.health import Limits
+    from dataclasses import replace
+
+    from limpet.app.fleet import url_or_default
+    from limpet.app.health import default_limits
     from limpet.ui.server import serve_ui
 
-    limits = Limits(max_age, max_failed, max_pending)
+    rules = {"age_s": max_age, "failed": max_failed, "pending": max_pending, "no_worker_s": no_worker}
+    given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
+    limits = replace(default_limits(url_or_default(one_url(context, where, url))), **given)
     announce = partial(_announce_ui, open_browser, read_only, json)
     serve_ui(
         one_url(context, where, url),

@@ -3,12 +3,13 @@ bucket, and a fleet copied to another URL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from limpet.app.backup import BackupProgress, BackupReport, CheckReport
     from limpet.store import MeteredStore
     from limpet.store.doctor import Check, Report
+    from limpet.store.rights import RightCheck
 
 
 def doctor(
@@ -27,6 +29,13 @@ def doctor(
         str | None, typer.Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
+    role: Annotated[
+        str | None,
+        typer.Option("--role", metavar="ROLE", help="Check instead that the key in use has the rights of this role."),
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", metavar="NAME", help="With --role: narrowed to this; repeatable.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
@@ -36,10 +45,15 @@ def doctor(
 
     No fleet is needed. It takes one or two thousand requests (half a cent on S3), and deletes all that it writes.
 
+    With --role it examines the credentials instead: what the role must be able to do works, and everything else is
+    denied. It writes nothing: its puts have a condition that no object meets, and it deletes what does not exist.
+
     Example: a folder, and a bucket of a self-hosted S3 server
     $ limpet doctor ./fleet
     $ limpet doctor 's3://bucket/prefix?endpoint=http://127.0.0.1:8333'
-    Exit codes: 0 fit for Limpet; 1 not, or it could not be examined; 2 wrong usage.
+    Example: does this machine's key have the rights of an API, and no others?
+    $ limpet doctor --role api s3://acme/prod
+    Exit codes: 0 fit for Limpet, or a key as its role wants it; 1 not, or it could not be examined; 2 wrong usage.
     """
     from limpet.app.fleet import check_has_store, store_for, url_or_default
     from limpet.records import builtins
@@ -49,6 +63,9 @@ def doctor(
 
     where = url_or_default(url)
     check_has_store(where, "there is no store to examine")
+    if role is not None or queue:
+        _examine_key(where, role, queue or (), json=json)
+        return
     with (
         store_to_examine(store_for(where, system()), system()) as store,
         progress_bar("conditional writes", total=len(CHECKS) + 1) as update,
@@ -65,6 +82,64 @@ def doctor(
         _print(where, report, meter)
     if not report.ok:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: bool) -> None:
+    """Compare the rights of the key in use with those of a role."""
+    from limpet.app.fleet import store_for
+    from limpet.records import builtins
+    from limpet.runtime import system
+    from limpet.store.rights import OUTSIDE, VERBS, examine_rights, samples
+    from limpet.store.roles import check_queues, check_role
+
+    if name is None:
+        raise Invalid("--queue narrows a role, and none was given", hint="give --role worker or --role pusher")
+    role = check_role(name)
+    roots = check_queues(role, queues)
+    parts = urlsplit(url)
+    if parts.scheme not in ("s3", "gs", "az"):
+        raise Invalid(f"{clean(url)} is not a bucket: it has no keys with rights", hint="give s3://, gs:// or az://")
+    outside = store_for(urlunsplit(parts._replace(path="")), system()) if parts.path.strip("/") else None
+    with progress_bar("rights", total=len(samples(role, "x", roots)) + (4 if outside else 0)) as update:
+        report = examine_rights(
+            store_for(url, system()),
+            role,
+            roots=roots,
+            outside=outside,
+            by_generation=parts.scheme == "gs",
+            progress=lambda check: update(advance=1, description=check.where or "everything"),
+        )
+    wrong = [check for check in report.checks if not check.ok]
+    if json:
+        print_json({"url": url, **builtins(report)})
+    else:
+        rights = {(check.where, check.verb): check for check in report.checks}
+        shown = table("where", *VERBS)
+        for where in sorted({check.where for check in report.checks}, key=lambda where: (where == OUTSIDE, where)):
+            shown.add_row(clean(where) or "everything", *(_right(rights.get((where, verb))) for verb in VERBS))
+        show(shown, "")
+        refused = next((f"[dim]such as: {clean(check.detail)}[/dim]" for check in wrong if check.detail), "")
+        show(*([refused] if refused else []), _verdict_on_key(role, wrong))
+    if wrong:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _right(check: RightCheck | None) -> str:
+    """A right of a key in the table: as the role wants it, missing, or too much."""
+    if check is None or check.may is None:
+        return ""
+    if check.ok:
+        return "yes" if check.may else "[dim]-[/dim]"
+    return "[bold red]TOO MUCH[/bold red]" if check.may else "[bold red]MISSING[/bold red]"
+
+
+def _verdict_on_key(role: str, wrong: Sequence[RightCheck]) -> str:
+    missing = sum(check.must for check in wrong)
+    if not wrong:
+        return f"[bold green]ok[/bold green]  the key has the rights of the role {role}, and no others"
+    too_much = len(wrong) - missing
+    said = " and ".join(text for n, text in ((missing, f"{missing} missing"), (too_much, f"{too_much} too much")) if n)
+    return f"[bold red]FAIL[/bold red]  the key has not the rights of the role {role}: {said}"
 
 
 def _print(url: str, report: Report, meter: MeteredStore) -> None:
@@ -195,6 +270,12 @@ def iam(
 SHOWN_MAX = 20
 
 
+WaitOption = Annotated[
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place."),
+]
+
+
 def backup(
     source: Annotated[str, typer.Argument(metavar="FLEET_URL", help="The fleet; with --check, the backup.")],
     target: Annotated[
@@ -204,19 +285,21 @@ def backup(
         bool, typer.Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
     ] = True,
     check: Annotated[bool, typer.Option("--check", help="Copy nothing: compare a backup with its record.")] = False,
+    wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Copy a fleet to another URL. It may be running, and nothing is written to it.
 
     Everything that was acknowledged before the backup began is in the copy, or its outcome is. An interrupted run
-    continues when it is started again; a later run copies only what has changed.
+    continues when it is started again; a later run copies only what has changed. One run at a time writes to a place.
 
     Example: every night, to another bucket; only what changed is copied again
     $ limpet backup s3://acme/prod s3://acme-backup/prod
     Example: read the whole backup, and compare it with what was recorded
     $ limpet backup --check s3://acme-backup/prod
     Exit codes: 0 finished, or the backup is whole; 1 no fleet there, objects had to be left out, the backup is not
-      whole, or the store refused; 2 wrong usage, or the place holds something else; 130 interrupted: run it again.
+      whole, or the store refused; 2 wrong usage, or the place holds something else; 70 it was paused, and another run
+      took over; 75 another run to the same place has not ended; 130 interrupted: run it again.
     """
     from limpet.app.backup import backup as copy
     from limpet.app.backup import check_backup, store_to_copy
@@ -231,7 +314,7 @@ def backup(
         return
     if target is None:
         raise Invalid("name two URLs: the fleet and the place for the copy", hint=f"limpet backup {source} BACKUP_URL")
-    report = _copied(partial(copy, data=data), source, target, json=json)
+    report = _copied(partial(copy, data=data, wait_s=wait), source, target, json=json)
     _print_copied(report, f"backed up {source} to {target}", json=json)
 
 
@@ -241,21 +324,33 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Take a backup that is unfinished or damaged as it is.")
     ] = False,
+    keep_id: Annotated[
+        bool, typer.Option("--keep-id", help="It goes on as the fleet that was backed up, which is gone.")
+    ] = False,
+    wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Restore a backup as a fleet, in an empty place. It cannot be opened before the restore is complete.
 
     Locks that were held become free when their time is over. Do not let the old fleet and this one run at once.
 
+    At the URL that was backed up it is the same fleet for nodes and backups, with a new epoch: nodes send again what
+    they have. Elsewhere it is a fleet of its own, unless --keep-id says that the old one is gone.
+
     Example:
     $ limpet restore s3://acme-backup/prod s3://acme/prod
+    Example: the old bucket is lost; nodes are then started with the new one as --remote
+    $ limpet restore --keep-id s3://acme-backup/prod s3://acme-eu/prod
     Exit codes: 0 restored; 1 no backup there, or objects of it are damaged; 2 wrong usage, the place is not empty, or
-      the backup is not finished; 130 interrupted: run it again.
+      the backup is not finished; 70, 75 as for backup; 130 interrupted: run it again.
     """
     from limpet.app.backup import restore as copy
 
-    report = _copied(partial(copy, force=force), source, target, json=json)
-    _print_copied(report, f"restored {source} to {target}", json=json)
+    report = _copied(partial(copy, force=force, keep_id=keep_id, wait_s=wait), source, target, json=json)
+    _print_copied(report, f"restored {source} to {target}, fleet {report.fleet}", json=json)
+    if not json:
+        for entry in report.unknown[:SHOWN_MAX]:
+            say(f"lost: {entry}: a durable task has pushed it, and it is not in the backup")
 
 
 def _copied(copy: Callable[..., BackupReport], source: str, target: str, *, json: bool) -> BackupReport:
@@ -303,11 +398,12 @@ def _print_check(found: CheckReport, url: str, *, json: bool) -> None:
     if json:
         print_json({"ok": found.ok, **asdict(found)})
     else:
-        keys = {"missing": found.missing, "changed": found.changed, "strange": found.strange}
+        keys = {"missing": found.missing, "changed": found.changed, "strange": found.strange, "lost": found.lost}
         for title, some in keys.items():
             for key in some[:SHOWN_MAX]:
                 say(f"{title}: {key}")
-        state = "whole" if found.ok else "not finished" if not found.finished else "damaged"
+        damage = "damaged" if found.missing or found.changed else "without tasks that durable tasks have pushed"
+        state = "whole" if found.ok else "not finished" if not found.finished else damage
         say(f"the backup at {url} is {state}: {many(found.objects, 'object')}, {size_text(found.bytes)}")
     if not found.ok:
         raise typer.Exit(EXIT_FAILED)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ import typer
 
 from limpet import records
 from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
-from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed
+from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed, kept_s
 from limpet.errors import Unavailable
 from limpet.records import printable
 from limpet.runtime import Runtime
@@ -248,7 +249,7 @@ def _run(
         finally:
             log.close()
     seconds = runtime.elapsed_s() - began_s
-    counts = pool.counts()
+    counts = log.totals(pool.counts())
     if json:
         facts = {
             name: getattr(counts, name) for name in ("done", "failed", "retried", "suspended", "lost", "handed_back")
@@ -377,7 +378,16 @@ class _RunCounts:
     done: int = 0
     failed: int = 0
     retried: int = 0
+    suspended: int = 0
+    lost: int = 0
+    handed_back: int = 0
     seconds: float = 0.0
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Count an event that ends a run; the runs of a durable task between its waits belong to its time."""
+        name = "retried" if event.kind == "retry" else event.kind
+        setattr(self, name, getattr(self, name) + event.tasks)
+        self.seconds += event.seconds or 0.0
 
 
 class ProgressTable:
@@ -402,11 +412,13 @@ class ProgressTable:
             return
         self._running.pop(event.worker, None)
         for counts, name in ((self._queues, event.queue), (self._workers, _process_of(event.worker))):
-            one = counts.setdefault(name, _RunCounts())
-            one.done += event.kind == "done"
-            one.failed += event.kind == "failed"
-            one.retried += event.kind == "retry"
-            one.seconds += event.seconds or 0.0  # the runs of a durable task between its waits belong to its time
+            counts.setdefault(name, _RunCounts()).hear(event)
+
+    def totals(self, counts: TaskCounts) -> TaskCounts:
+        """The counts that processes reported, as this table has them: those reports come later than the events."""
+        names = ("done", "failed", "retried", "suspended", "lost", "handed_back")
+        summed = {name: sum(getattr(one, name) for one in self._queues.values()) for name in names}
+        return msgspec.structs.replace(counts, **summed, in_flight=len(self._running))
 
     def rendered(self, summary: str) -> Group:
         """The summary, the queues and the worker processes: those that run the most tasks, as far as there is room.
@@ -475,10 +487,15 @@ class Log:
             self.live = Live(console=self._console, auto_refresh=False, transient=True)
             self.live.start()
 
+    def totals(self, counts: TaskCounts) -> TaskCounts:
+        """The counts to show: those of the table, where it is shown."""
+        return self._table.totals(counts) if self.live is not None else counts
+
     def hear(self, message: Message, counts: TaskCounts) -> None:
         """Print an event or log record; update the progress line, if it is wanted and due."""
         if self.live is not None and isinstance(message, WorkerEvent):
             self._table.hear(message)
+        counts = self.totals(counts)
         if isinstance(message, WorkerEvent) and message.kind in ROUTINE and not self._routine:
             pass
         elif isinstance(message, (WorkerEvent, LogLine)) and self._as_json:
@@ -546,6 +563,20 @@ PulledOption = Annotated[
     list[str] | None,
     typer.Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
 ]
+ReceiptsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--receipts",
+        metavar="AGE",
+        parser=kept_s,
+        show_default="30d",
+        help="How long the supervisor keeps receipts when it sweeps: a time like 60d, or forever. As the workers do.",
+    ),
+]
+RehomeOption = Annotated[
+    bool, typer.Option("--rehome", help="Join the fleet at --remote, though this node belongs to another one.")
+]
+CreateOption = Annotated[bool, typer.Option("--create", help="Set up a new fleet at --remote if there is none.")]
 OnceOption = Annotated[bool, typer.Option("--once", help="One cycle in both directions, then exit.")]
 
 
@@ -556,7 +587,10 @@ def supervise(
     down: DownOption = 3600.0,
     node: NodeOption = None,
     queue: PulledOption = None,
+    receipts: ReceiptsOption = None,
     once: OnceOption = False,
+    create: CreateOption = False,
+    rehome: RehomeOption = False,
     json: JsonOption = False,
 ) -> None:
     """Let this machine work offline on its own directory, and sync that with the bucket at intervals.
@@ -567,16 +601,23 @@ def supervise(
     The first start marks both places as supervised. Processes that opened one of them before that must be restarted:
     they do not journal what they do.
 
+    A node belongs to the fleet that it first meets, by the id in limpet.json. At another one it stops; --rehome joins
+    that, and sends it all that is here. After a restore of its fleet from a backup it sends everything again by itself.
+
+    Example: the first node of a new fleet
+    $ limpet supervise --local ~/fleet --remote s3://acme/prod --create
     Example: a Raspberry Pi that works with or without a network
     $ limpet supervise --local ~/fleet --remote s3://acme/prod
     $ limpet work app:fleet --url ~/fleet
     Example: bring everything up to date once, in a cron job, or before the machine is switched off
     $ limpet supervise --local ~/fleet --remote s3://acme/prod --once
     Signals: on SIGTERM, SIGINT and SIGHUP it finishes the cycle and exits; on SIGUSR1 it syncs at once.
-    Exit codes: 0 stopped by a signal, or (--once) in sync; 1 refused, or (--once) the bucket cannot be reached; 2
-      wrong usage; 70 the machine slept and another supervisor took over; 75 another supervisor works on the directory.
+    Exit codes: 0 stopped by a signal, or (--once) in sync; 1 refused, no fleet at --remote, or (--once) the bucket
+      cannot be reached; 2 wrong usage, or another fleet; 70 the machine slept and another supervisor took over; 75
+      another supervisor works on the directory.
     """
-    from limpet.app.fleet import open_node, open_shared
+    from limpet.app.fleet import home_of, open_node, open_shared
+    from limpet.queue import Policy
     from limpet.queue.sync import Cycle, Supervisor
     from limpet.runtime import system
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
@@ -590,10 +631,21 @@ def supervise(
     with SignalPipe.catching((*STOP_SIGNALS, signal.SIGUSR1)) as signals:
         stop = SignalFlag(signals)
         here = open_node(local, remote)
-        there = open_shared(remote, stop, write, once=once)
+        there = open_shared(remote, stop, write, once=once, create=create)
         if there is None:
             return
-        supervisor = Supervisor(here.store, there.store, runtime, node=node, queues=queue, up_s=up, down_s=down)
+        supervisor = Supervisor(
+            here.store,
+            there.store,
+            runtime,
+            node=node,
+            queues=queue,
+            up_s=up,
+            down_s=down,
+            policy=Policy() if receipts is None else Policy(retention_s=receipts),
+            home=partial(home_of, there),
+            rehome=rehome,
+        )
         stop.on_usr1 = supervisor.ask
         if once:
             supervisor.once(write)

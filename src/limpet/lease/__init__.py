@@ -86,6 +86,11 @@ class HeldLease(Generic[R]):
         return self._cell.key
 
     @property
+    def version(self) -> Version:
+        """The version of the record as this process last wrote it."""
+        return self._seen.version
+
+    @property
     def ttl_s(self) -> float:
         """How long the lease lasts without a renewal."""
         return self._seen.value.ttl_s
@@ -406,6 +411,7 @@ class _WatchedVersion:
     version: Version
     since_s: float
     doubted: bool = False
+    ours: bool = False
 
 
 class VersionWatch:
@@ -431,6 +437,17 @@ class VersionWatch:
             if len(self._first) > WATCHED_MAX:
                 del self._first[next(iter(self._first))]
         return at_s - first.since_s
+
+    def wrote(self, key: Key, version: Version) -> None:
+        """This process has just written `version` there: it knows its age from now on, not only a lower bound of it."""
+        self.unchanged_s(key, version)
+        with self._mutex:
+            self._first[key].ours = True
+
+    def ours(self, key: Key, version: Version) -> bool:
+        """Whether this process wrote `version` there, as far as it remembers."""
+        watched = self._first.get(key)
+        return watched is not None and watched.version == version and watched.ours
 
     def first_doubt(self, key: Key) -> bool:
         """True once per version: the caller then reads the store's clock. One reading is enough."""

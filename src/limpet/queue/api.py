@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 from limpet.cell import Fence
 from limpet.errors import Invalid, Unsupported
 from limpet.lease.decide import check_ttl
+from limpet.records import SECONDS_MAX
 from limpet.runtime import in_thread
 
 Feature = Literal[
@@ -53,7 +54,7 @@ class Policy:
     rate_per_s: float | None = None
     """The most tasks a second in this process (None: no limit)."""
     retention_s: float = 30 * 86400.0
-    """How long receipts and results are kept, and so how long a user's id stays taken."""
+    """How long receipts and results are kept, and so how long a user's id stays taken; `float("inf")`: for ever."""
     poll_s: float = 2.0
     """How often an idle worker asks a bucket whether something was pushed; a directory and memory cost no request."""
     durable: bool = False
@@ -74,6 +75,11 @@ class Policy:
         check_ttl(self.ttl_s)
         if not self.retention_s >= 7 * 86400:
             raise Invalid("receipts must be kept for at least 7 days", hint="retention_s >= 604800")
+
+    @property
+    def kept_s(self) -> float | None:
+        """`retention_s`; None if receipts are kept for ever, as they are from ten years on."""
+        return self.retention_s if self.retention_s <= SECONDS_MAX else None
 
 
 class Follower(Protocol):
@@ -244,6 +250,8 @@ class Stats:
     """None where the provider keeps no count (SQS)."""
     done: int | None = 0
     """None where the provider keeps no count (SQS)."""
+    cancelled: int | None = 0
+    """Tasks that were cancelled; they are not among `failed`. None where the provider keeps no count (SQS)."""
 
 
 class Task(Protocol):

@@ -2,16 +2,18 @@
 
 A HEAD tells an idle worker whether the bell has changed; only then does it list. The bell is a hint: a ring that is
 lost, late or doubled changes nothing but the wait, since a worker lists at least once a minute all the same. A pusher
-puts its task first and rings afterwards, so that a worker which hears the ring finds the task.
+puts its task first and rings afterwards, so that a worker which hears the ring finds the task. A ring is answered by a
+look that succeeds: until then the worker goes on to list.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
-from limpet.errors import LimpetError, Missing
+from limpet.errors import Denied, LimpetError, Missing
 from limpet.keys import Key
 from limpet.runtime import Runtime
 from limpet.store.api import Store, Version
@@ -38,15 +40,23 @@ class Bell:
         self._version: Version | None = None
 
     def ring(self, *, every_s: float = RING_EVERY_S) -> None:
-        """Say that a task was pushed.   Cost: 1 PUT, at most once in `every_s`; nothing else."""
+        """Say that a task was pushed.   Cost: 1 PUT, at most once in `every_s`; nothing else.
+
+        A put that fails is no ring, so the next push rings. The task is pushed all the same: a listing finds it.
+        """
         at_s = self._runtime.elapsed_s()
         with self._mutex:
             self._heard_at_s = at_s
             if at_s - self._rung_at_s < every_s:
                 return
-            self._rung_at_s = at_s
-        with suppress(LimpetError):  # the task is pushed; a worker finds it by its next listing
+            rung_before_s, self._rung_at_s = self._rung_at_s, at_s
+        try:
             self._store.put(self._key, msgspec.json.encode({"ring": self._runtime.new_id()}))
+        except Denied:
+            pass  # nor may the next push ring
+        except LimpetError:
+            with self._mutex:
+                self._rung_at_s = rung_before_s
 
     def worth_a_list(self) -> bool:
         """Whether an idle worker should list the queue now.   Cost: 1 HEAD, or nothing where it is known anyway.
@@ -79,11 +89,19 @@ class Bell:
         with self._mutex:
             return self._runtime.elapsed_s() - self._heard_at_s <= LISTEN_S
 
-    def listed(self, at_s: float) -> None:
-        """The queue was listed, beginning at `at_s`."""
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """The block lists the queue. If it fails, the queue counts as not listed, and what was due as due."""
+        at_s = self._runtime.elapsed_s()
         with self._mutex:
-            self._listed_at_s = at_s
-            self._due_s = float("inf")
+            due_s, self._due_s = self._due_s, float("inf")
+        try:
+            yield
+        except LimpetError:
+            self.expect(due_s)
+            raise
+        with self._mutex:
+            self._listed_at_s = max(self._listed_at_s, at_s)
 
     def expect(self, at_s: float) -> None:
         """Something in the queue is due at that moment: a delayed task, a retry, or a lease that runs out."""

@@ -218,7 +218,7 @@ class EntryClaim:
         """The tasks that were started and have no verdict, and when."""
         self._starts = _StartGroup()
         self._spent: set[int] = set()
-        self._started_s = at_s
+        self._began_s = self._started_s = at_s
         self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
         self._ended = self._announced = self._hurry = False
         self._inherited = [*record.failed]
@@ -249,6 +249,11 @@ class EntryClaim:
     def fence(self) -> Fence:
         """The lock and the token of the entry."""
         return Fence(self._lease.lock, self._lease.token)
+
+    @property
+    def held_s(self) -> float:
+        """For how long this process has had the claim."""
+        return self._runtime.elapsed_s() - self._began_s
 
     @property
     def lost(self) -> bool:
@@ -699,6 +704,7 @@ class EntryClaim:
                 self._runtime.wall(),
             )
         )
+        self.storage.watch.wrote(self.storage.keys.lease(self.entry), self._lease.version)
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:
             self.storage.ring()

@@ -75,6 +75,16 @@ class Progress:
     """Tasks that have recorded steps."""
 
 
+def now_for(now: datetime, *, modified: datetime, unchanged_s: float, ours: bool) -> datetime:
+    """The store's clock, as far as it says how old a record is that was `modified` then.
+
+    This process has seen the record for `unchanged_s`: a clock that was set back makes it no younger. If the record is
+    `ours`, written by this process, it is exactly so old: a clock that was set back before makes it no older.
+    """
+    watched = modified + timedelta(seconds=unchanged_s)
+    return watched if ours else max(now, watched)
+
+
 def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
     """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24)."""
     if record.state is State.CANCELLED:
@@ -465,6 +475,11 @@ def attempt_errors(kept: Sequence[AttemptRecord]) -> tuple[AttemptError, ...]:
     return tuple(AttemptError(each.attempt, each.at, each.worker, each.error, each.traceback) for each in kept)
 
 
+def attempts_in(receipt: Receipt, n: int) -> int:
+    """The attempts of task `n`, as the receipt of its entry says; the batch's where that does not tell them apart."""
+    return receipt.tried.get(n, 1 if receipt.tried else receipt.attempts)
+
+
 def lists_done(whole: Receipt, n: int) -> bool:
     """Whether the receipt of a batch says that task `n` is done."""
     return n < whole.count and n not in whole.failed
@@ -531,7 +546,8 @@ def task_receipt(
 def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
     """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
 
-    `attempts` is the most that one of its tasks took. Claims do not count: a suspension ends one, and is no attempt.
+    `attempts` is the most that one of its tasks took, and `tried` says who took more than one. Claims do not count: a
+    suspension ends one, and is no attempt.
     `own`: the tasks that another worker finished before, and wrote separate receipts for.
     """
     return Receipt(
@@ -539,6 +555,7 @@ def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: 
         id=record.name,
         count=len(content.ids),
         attempts=max(1, record.charged, *record.attempts.values()),
+        tried={n: tried for n in range(len(content.ids)) if (tried := attempts_of(record, n)) > 1},
         token=record.token,
         worker_id=record.worker_id,
         label=record.label,

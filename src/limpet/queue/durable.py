@@ -272,6 +272,18 @@ def left_s(step: Versioned[StepRecord], now: datetime) -> float:
     return step.value.wait_s - (now - step.modified).total_seconds()
 
 
+def left_before(before: Suspension | None, step: int, held_s: float) -> float | None:
+    """How long the time of a step still lasts, as the suspension tells which the task had when it was claimed, `held_s`
+    ago; None if it was not suspended at that step, for a time.
+
+    It counts rather than the record of the time: each claim has judged the age of a lease also by its own rising clock
+    (`decide.now_for`), while the record is as old as the store's clock says, which may have been set.
+    """
+    if before is None or before.step != step or before.due_s is None:
+        return None
+    return before.due_s - held_s
+
+
 def has_ended(state: str, waited_s: float) -> bool:
     """Whether an awaited task has ended: a failed or cancelled one has, too.
 

@@ -31,12 +31,12 @@ from limpet.keys import (
     name_of_receipt,
     parts_of_step,
 )
-from limpet.lease import LeaseRecord
+from limpet.lease import LeaseRecord, VersionWatch
 from limpet.queue.api import Notice
 from limpet.queue.api import Outcome as TaskOutcome
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
-from limpet.records import Count, Digest, Instant, Name, Positive, Text
+from limpet.records import Count, Digest, Instant, Name, Positive, Seconds, Text
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Blob, Stat, Store
 from limpet.tracing import TraceOrUnset
@@ -52,6 +52,7 @@ ENTRY_BYTES_MAX = 8 * 1024 * 1024
 DELAY_MAX_S = 366 * 86400.0
 ERROR_CHARS_MAX = 2_000
 NOTHING = msgspec.Raw(b"null")
+OWN_FIELDS = frozenset(("schema", "write_id"))
 
 TOKEN_MAX = 1 << 50
 ATTEMPTS_KEPT = 3
@@ -198,6 +199,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: Text
     count: TaskCount = 1
     attempts: Count = 0
+    """Of a batch: the most that one of its tasks took."""
+    tried: Annotated[dict[TaskNumber, Count], ByTask] = msgspec.field(default_factory=dict)
+    """The attempts of the tasks of a batch that took more than one. Limpet 0.1 did not write them."""
     token: Count = 0
     worker_id: Name = ""
     label: Name = ""
@@ -338,6 +342,8 @@ class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: Name
     begun_at: Instant
     retained_at: Instant
+    retention_s: Seconds | msgspec.UnsetType | None = msgspec.UNSET
+    """For how long receipts are kept by the process that took the turn; None: for ever. Limpet 0.1 did not write it."""
 
 
 def new_task(
@@ -417,9 +423,29 @@ def result_bytes(result: Any) -> bytes:
     return data
 
 
+class ForeignTask(Unsupported):
+    """A task that another program wrote: it is left alone until it is adopted."""
+
+    default_hint = "stop that program, then `limpet queue adopt` takes its tasks over"
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether the bytes are a JSON object of another program: not empty, and without the fields that all ours have."""
+    try:
+        value = records.parse_json(data, what="it")
+    except Invalid:
+        return False
+    return isinstance(value, dict) and bool(value) and not value.keys() & OWN_FIELDS
+
+
 def read_task(data: bytes, *, what: str) -> TaskRecord:
-    """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote."""
-    record = records.decode(data, TaskRecord, what=what)
+    """A task.   Raises: Corrupt; Unsupported for one that a newer Limpet wrote; ForeignTask."""
+    try:
+        record = records.decode(data, TaskRecord, what=what)
+    except Corrupt:
+        if is_foreign(data):
+            raise ForeignTask(f"{what} is a task of another program") from None
+        raise
     _check_schema(record.schema, what, DURABLE_SCHEMA)
     if hashlib.sha256(record.payload).hexdigest() != record.sha256:
         raise Corrupt(f"{what} does not match its digest")
@@ -503,6 +529,7 @@ RECEIPT_CODEC = struct_codec(Receipt)
 STEP_CODEC = struct_codec(StepRecord)
 SIGNAL_CODEC = struct_codec(SignalRecord)
 CONTROL_CODEC = struct_codec(ControlRecord)
+SWEEP_CODEC = struct_codec(SweepRecord)
 SHAPE_CODEC = struct_codec(PushShape)
 
 
@@ -620,6 +647,8 @@ class Storage:
         self._journal = journal
         self._epoch = epoch
         self.notices = Notices(runtime)
+        self.watch = VersionWatch(runtime)
+        """For how long this process has seen each lease."""
         self._exact_at_s: float | None = None
         self.closer = Closer(store, keys, runtime) if store.far else None
         self.bell = Bell(store, keys.bell, runtime) if store.far else None
@@ -638,6 +667,15 @@ class Storage:
         if callable(self._epoch):
             self._epoch = self._epoch()
         return self._epoch
+
+    def note_foreign(self) -> None:
+        """Tell the worker that tasks of another program lie in the folder of this queue."""
+        name, pending = self.keys.name, self.keys.pending
+        self.notices.warn(
+            "",
+            f"{pending} has tasks of another program, which are left alone; stop that program, then "
+            f"`limpet queue adopt {name} --quiesced` takes them over",
+        )
 
     def check_steps(self) -> None:
         """Raises: Unsupported, if entries are exchanged with other nodes: steps and signals are not."""
@@ -806,6 +844,10 @@ class Storage:
                 return seen.value
             case Replaced(_, now) | Lost(now) | Unclear(now):
                 return now.value
+
+    def sweeps(self) -> Cell[SweepRecord]:
+        """When the queue was last swept, and for how long receipts were kept then."""
+        return Cell(self.store, self.keys.sweep, SWEEP_CODEC, self.runtime)
 
     def paused(self) -> bool:
         """Whether an operator has paused the queue.   Raises: Corrupt; Unsupported.   Cost: 1 GET."""

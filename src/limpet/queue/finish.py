@@ -53,6 +53,7 @@ from limpet.queue.entry import (
     Content,
     ControlRecord,
     Ended,
+    ForeignTask,
     Receipt,
     SignalRecord,
     StepRecord,
@@ -74,15 +75,21 @@ CANCEL_TRIES_MAX = 10
 def reject_entry(storage: Storage, entry: str, why: str, *, batch: bool) -> None:
     """End an entry whose task or lease cannot be read, and say so. If only the lease is bad, its tasks can be retried.
 
-    Cost: 2 GETs, 2 PUTs (for a batch with a bad lease 1 a task more), 2 DELETEs.
+    Raises: ForeignTask for one of another program, which is left as it is.
+    Cost: 3 GETs, 2 PUTs (for a batch with a bad lease 1 a task more), 2 DELETEs.
     """
-    raw = _keep_bytes(storage, entry, batch=batch)
+    content: Content | None
     try:
         content = storage.content(entry, batch=batch)
     except Missing:
         storage.drop_lease(entry)
         return
+    except ForeignTask:
+        raise
     except (Corrupt, Unsupported):
+        content = None
+    raw = _keep_bytes(storage, entry, batch=batch)
+    if content is None:
         receipt = _receipt(storage, "failed", entry, why, raw=raw)
         storage.write_receipt(entry, storage.keys.failed_of(entry), receipt, batch=batch)
     else:
@@ -520,6 +527,8 @@ class Admin:
         try:
             ended = self._swap_to_cancelled(entry) and finish_cancelled(self._storage, entry, batch=batch)
             return count_of(entry) if ended else 0
+        except ForeignTask:
+            return 0
         except Corrupt as error:
             reject_entry(self._storage, entry, str(error), batch=batch)
             return 1

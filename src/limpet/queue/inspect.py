@@ -50,11 +50,13 @@ from limpet.queue.api import AttemptError, Failure, Outcome, Peeked, Result, Sta
 from limpet.queue.decide import (
     at_work,
     attempt_errors,
+    attempts_in,
     attempts_of,
     completion,
     errors_of,
     first_done,
     lists_done,
+    open_tasks,
 )
 from limpet.queue.durable import until
 from limpet.queue.entry import (
@@ -70,8 +72,9 @@ from limpet.queue.entry import (
     read_task,
 )
 from limpet.runtime import Runtime, ulid
-from limpet.store.api import Blob, Stat, Store
+from limpet.store.api import Blob, Stat, Store, Version
 
+QueueState = Literal["ok", "paused", "no worker"]
 Folder = Literal["completed", "failed", "pending", "scheduled"]
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 
@@ -80,6 +83,8 @@ LEASES_READ_MAX = 200
 PAGE = 1000
 IDS_MAX = 10
 RECEIPTS_AT_ONCE = 50
+RECEIPTS_READ_MAX = 1000
+"""How many receipts in failed/ are read of a queue whose folders are not counted to their ends."""
 RESULTS_AT_ONCE = 256
 KIND_CHARS_MAX = 200
 WHERE = re.compile(r"\s*(\w+)\s*~\s*(.+?)\s*", re.DOTALL)
@@ -127,9 +132,16 @@ class QueueCount:
     keys: QueueKeys
     pending: int = 0
     scheduled: int = 0
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, Version] = field(default_factory=dict)
+    """The names in failed/ with the versions of their receipts; `FailedReceipts` tells failed from cancelled."""
     leases: list[Stat] = field(default_factory=list)
     """The leases of entries that have a task."""
+    untaken: int = 0
+    """Tasks of entries without a lease: no worker has ever claimed them."""
+    untaken_since: datetime | None = None
+    """When the first of them became due; without those that another node of a supervised fleet holds."""
+    worked_at: datetime | None = None
+    """When a lease or a receipt was last written, of those that were listed."""
     oldest: datetime | None = None
     newest: datetime | None = None
     control: bool = False
@@ -143,7 +155,8 @@ class QueueCount:
     finished: FinishTimes = field(default_factory=lambda: FinishTimes())
     pushed: Counter[int] = field(default_factory=Counter)
     """Pending tasks by the minute (of the Unix time) in which they were pushed, by the store's clock."""
-    _lease: Stat | None = None
+    _beside: dict[str, Stat] = field(default_factory=dict)
+    """The objects that were listed last before the task of an entry, by kind."""
     _objects: Counter[str] = field(default_factory=Counter)
     _retried: set[str | None] = field(default_factory=set)
     _completed: int = 0
@@ -169,11 +182,10 @@ class QueueCount:
         match folder:
             case "pending":
                 entry, kind = parts_of_entry(stat.key, self.keys.pending) or ("", "")
-                if kind == LEASE:
-                    self._lease = stat
+                if kind in (LEASE, REMOTE):
+                    self._beside[kind] = stat
                 elif kind in (TASK, BATCH):
-                    if self._lease is not None and self._lease.key == self.keys.lease(entry):  # it is listed before
-                        self.leases.append(self._lease)
+                    self._count_taken(entry, stat)
                     self.pending += count_of(entry)
                     self.pushed[int(stat.modified.timestamp()) // 60] += count_of(entry)
                     self.entries += 1
@@ -189,30 +201,66 @@ class QueueCount:
                     self._completed += count_of(name)
                     self._retried.add(life_before(name))
             case "failed":
-                self.failed.append(name_of_receipt(stat.key))
-                self._retried.add(life_before(self.failed[-1]))
-                if not batch_of(self.failed[-1]):
-                    self._end(self.failed[-1], stat)
+                name = name_of_receipt(stat.key)
+                self.failed[name] = stat.version
+                self._retried.add(life_before(name))
+                self._work(stat)
+                if not batch_of(name):
+                    self._end(name, stat)
+
+    def _count_taken(self, entry: str, stat: Stat) -> None:
+        """Whether an entry has a lease, which is listed before its task."""
+        lease, remote = self._beside.get(LEASE), self._beside.get(REMOTE)
+        if lease is not None and lease.key == self.keys.lease(entry):
+            self.leases.append(lease)
+            self._work(lease)
+            return
+        self.untaken += count_of(entry)
+        if remote is None or remote.key != self.keys.remote(entry):
+            self.untaken_since = min(self.untaken_since or stat.modified, stat.modified)
+
+    def _work(self, stat: Stat) -> None:
+        self.worked_at = max(self.worked_at or stat.modified, stat.modified)
 
     def _end(self, name: str, stat: Stat) -> None:
         self.ended += 1
         self.named += not is_minted(name)
         self.finished.add(stat)
+        self._work(stat)
 
-    def failed_names(self) -> list[str]:
-        """The names in failed/ that were neither retried nor completed since (H4)."""
-        completed = self._completed_of_failed()
-        return [name for name in self.failed if name not in self._retried and name not in completed]
+    def failed_tasks(self) -> dict[str, int]:
+        """The names in failed/ that were neither retried nor completed since (H4), and how many tasks each stands for.
+
+        The receipt of a whole batch stands for the tasks that have no receipt of their own.
+        """
+        completed = self.completed_of_failed()
+        own = Counter(part[0] for name in {*self.failed, *completed} if (part := batch_of(name)))
+        tasks = {
+            name: count_of(name) - own[name]
+            for name in self.failed
+            if name not in self._retried and name not in completed
+        }
+        return {name: number for name, number in tasks.items() if number > 0}
 
     def completed_tasks(self) -> int:
-        """Completed tasks: those of completed entries, without the ones of a batch that failed."""
-        parts = [(name, part[0]) for name in self.failed if (part := batch_of(name))]
-        completed = self._completed_of_failed()
-        return self._completed - sum(1 for name, entry in parts if entry in completed and name not in completed)
+        """Completed tasks: those of completed entries, without the ones of a batch that failed; and those that were
+        done in a batch which did not complete."""
+        completed = self.completed_of_failed()
+        found = self._completed
+        for name in {*self.failed, *completed}:
+            if part := batch_of(name):
+                found -= part[0] in completed and name not in completed
+                found += part[0] not in completed and name in completed and part[0] in self.failed
+        return found
 
-    def _completed_of_failed(self) -> set[str]:
-        """The names in failed/, and the batches of such, that have a receipt in completed/ too."""
-        names = {*self.failed, *(part[0] for name in self.failed if (part := batch_of(name)))}
+    def completed_of_failed(self) -> set[str]:
+        """The names in failed/, the batches of such, and the tasks of such batches, that are in completed/ too."""
+        batches = [name for name in self.failed if is_batch(name)]
+        names = {
+            *self.failed,
+            *(part[0] for name in self.failed if (part := batch_of(name))),
+            *(f"{entry}.{n}" for entry in batches for n in range(count_of(entry))),
+        }
         hashes = {hash(name): name for name in names}
         return {hashes[each] for each in self._completed_names if each in hashes}
 
@@ -221,12 +269,18 @@ class QueueCount:
 class QueueSummary(Stats):
     """The `Stats` of one queue among others.
 
-    `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `failed` may
-    count tasks that were retried since.
+    `at_least` names the fields that are lower bounds, because counting stopped; while `completed` is one, `cancelled`
+    counts tasks that were done in a cancelled batch too.
     """
 
     queue: str
     at_least: tuple[str, ...] = ()
+    waiting: int = 0
+    """Tasks that no worker holds, and that wait for nothing but a worker."""
+    due_s: float | None = None
+    """How long a task has waited for a worker while nothing was done in the queue; None: no task is due."""
+    no_worker: bool = False
+    """Whether a task is due and no living worker names the queue; see `limpet.app.health.attended`."""
     trouble: str = ""
     """Why part of it is not known."""
     approximate: bool = False
@@ -238,10 +292,15 @@ class QueueSummary(Stats):
     unread: int = 0
     """Tasks of entries whose lease was not read: they may be in flight, or rest, or neither."""
 
+    @property
+    def state(self) -> QueueState:
+        """Whether somebody works on it, or should."""
+        return "paused" if self.paused else "no worker" if self.no_worker else "ok"
+
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
-        facts = {"queue": self.queue, **asdict(self)}
-        rare = ("trouble", "approximate", "suspended", "suspended_reason", "unread")
+        facts = {"queue": self.queue, "state": self.state, **asdict(self)}
+        rare = ("trouble", "approximate", "suspended", "suspended_reason", "unread", "due_s", "no_worker")
         return {name: value for name, value in facts.items() if name not in rare or value}
 
 
@@ -303,21 +362,31 @@ def summarize(
     """Count these queues of a store, or all there are, in the order of their names.
 
     Ages are by this machine's clock, but never before what the store stamped.
-    Cost: that of `count_queues`, 1 GET for each queue that was ever paused, and 1 GET a lease, at most 200 a queue.
+    Cost: that of `count_queues`, 1 GET for each queue that was ever paused, and for each queue 1 GET a lease, at most
+    200, and 1 GET a receipt in failed/, at most 1,000 unless all of that folder is to be counted.
     """
     counts = count_queues(store, queues, limits)
     now = max([runtime.wall(), *(each.newest for each in counts if each.newest)])
-    return [summary_of(Storage(store, each.keys, runtime), each, now) for each in counts]
+    most = float("inf") if limits["failed"] == float("inf") else RECEIPTS_READ_MAX
+    receipts = FailedReceipts()
+    return [summary_of(Storage(store, each.keys, runtime), each, now, receipts, most) for each in counts]
 
 
-def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSummary:
-    """The summary of a queue that was counted.   Cost: 1 GET if it was ever paused, and 1 GET a lease, at most 200."""
+def summary_of(
+    storage: Storage, count: QueueCount, now: datetime, receipts: FailedReceipts, receipts_max: float
+) -> QueueSummary:
+    """The summary of a queue that was counted.
+
+    Cost: 1 GET if it was ever paused, 1 GET a lease, at most 200, and what `receipts` needs for its count.
+    """
     leases = sorted(count.leases, key=lambda stat: stat.modified, reverse=True)
     cut: set[str] = {*count.cut}
     if "pending" in cut:
-        cut |= {"done", "in_flight", "oldest_s", "resting", "suspended"}
+        cut |= {"done", "in_flight", "oldest_s", "resting", "suspended", "waiting"}
+    if "failed" in cut:
+        cut.add("cancelled")
     if len(leases) > LEASES_READ_MAX:
-        cut |= {"done", "in_flight", "resting", "suspended"}
+        cut |= {"done", "in_flight", "resting", "suspended", "waiting"}
     work = _at_work(storage.store, leases[:LEASES_READ_MAX], now)
     if work.error is not None:
         raise work.error
@@ -326,11 +395,17 @@ def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSumma
         paused = count.control and storage.paused()
     except (Corrupt, Invalid, Unsupported) as unread:  # the other queues are still shown
         trouble = f"cannot tell whether it is paused: {unread}"
-    figures = _figures(count, work, now, paused=paused)
+    ended = receipts.count(storage, count, receipts_max)
+    if ended.unread:
+        cut |= {"cancelled", "failed"}
+    figures = _figures(count, work, ended, now, paused=paused)
+    due_at = min(filter(None, [count.untaken_since, work.due_at]), default=None)
     reason = "" if work.suspended_longest is None else work.suspended_longest.reason
     return QueueSummary(
         queue=count.queue,
         at_least=tuple(sorted(cut)),
+        waiting=count.untaken + work.waiting,
+        due_s=None if due_at is None else (now - max(due_at, count.worked_at or due_at)).total_seconds(),
         trouble=trouble,
         suspended=work.suspended,
         suspended_reason=reason,
@@ -339,14 +414,17 @@ def summary_of(storage: Storage, count: QueueCount, now: datetime) -> QueueSumma
     )
 
 
-def _figures(count: QueueCount, work: LeaseCounts, now: datetime, *, paused: bool) -> dict[str, Any]:
+def _figures(
+    count: QueueCount, work: LeaseCounts, ended: FailedCount, now: datetime, *, paused: bool
+) -> dict[str, Any]:
     """The fields of `Stats`."""
     return {
         "pending": count.pending,
         "in_flight": work.in_flight,
         "scheduled": count.scheduled,
-        "completed": count.completed_tasks(),
-        "failed": sum(map(count_of, count.failed_names())),
+        "completed": count.completed_tasks() + ended.done,
+        "failed": ended.failed,
+        "cancelled": ended.cancelled,
         "oldest_s": None if count.oldest is None else max(0.0, (now - count.oldest).total_seconds()),
         "paused": paused,
         "resting": work.resting,
@@ -357,14 +435,37 @@ def _figures(count: QueueCount, work: LeaseCounts, now: datetime, *, paused: boo
 @dataclass(slots=True)
 class LeaseCounts:
     """How many tasks live workers hold, how many wait for their next attempt, how many are done in batches that have
-    not ended, and how many are suspended; and the first error of the store."""
+    not ended, and how many are suspended; how many wait for a worker, and since when one does; and the first error of
+    the store."""
 
     in_flight: int = 0
     resting: int = 0
     done: int = 0
     suspended: int = 0
     suspended_longest: Suspension | None = None
+    waiting: int = 0
+    due_at: datetime | None = None
     error: LimpetError | None = None
+
+    def add(self, record: EntryLease, count: int, *, modified: datetime, now: datetime) -> None:
+        """Count an entry of `count` tasks by its lease."""
+        works, rests = at_work(record, count, modified=modified, now=now)
+        suspended = record.suspended if record.state is State.FREE else {}
+        self.in_flight += works
+        self.resting += max(rests, len(suspended))
+        self.done += len(record.done)
+        self.suspended += len(suspended)
+        longest = [*suspended.values(), *filter(None, [self.suspended_longest])]
+        self.suspended_longest = min(longest, key=lambda each: each.since, default=None)
+        if record.state is State.CANCELLED or works or rests:
+            return
+        waiting = len(open_tasks(record, count)) - len(suspended)
+        self.waiting += waiting
+        # a suspended task whose time has come needs a worker as well
+        dues = [due for each in suspended.values() if (due := until(each, modified)) is not None and due <= now]
+        if waiting:
+            dues.append(modified + timedelta(seconds=record.ttl_s if record.state is State.HELD else record.wait_s))
+        self.due_at = min([*dues, *filter(None, [self.due_at])], default=None)
 
 
 def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> LeaseCounts:
@@ -377,38 +478,117 @@ def _at_work(store: Store, leases: Sequence[Stat], now: datetime) -> LeaseCounts
             continue
         count = count_of(key.rsplit("/", 2)[1])
         with suppress(Corrupt, Unsupported):
-            record = lease_of(blob.data, count=count, what=key)
-            works, rests = at_work(record, count, modified=blob.modified, now=now)
-            suspended = record.suspended if record.state is State.FREE else {}
-            found.in_flight += works
-            found.resting += max(rests, len(suspended))
-            found.done += len(record.done)
-            found.suspended += len(suspended)
-            longest = [*suspended.values(), *filter(None, [found.suspended_longest])]
-            found.suspended_longest = min(longest, key=lambda each: each.since, default=None)
+            found.add(lease_of(blob.data, count=count, what=key), count, modified=blob.modified, now=now)
     return found
 
 
-def count_failed(store: Store, runtime: Runtime, count: QueueCount, enough: int) -> tuple[int, bool]:
-    """How many tasks failed, by their receipts (a cancelled task is in failed/ too); and whether all were read.
+@dataclass(frozen=True, slots=True)
+class FailedCount:
+    """How many tasks the receipts in failed/ stand for, by what became of them. `done`: those that are done after all,
+    as the receipt of their batch says. `unread`: those whose receipts were not read."""
 
-    It stops at more than `enough`. A receipt that cannot be read counts as failed.   Cost: 1 GET a receipt.
+    failed: int = 0
+    cancelled: int = 0
+    done: int = 0
+    unread: int = 0
+
+
+class FailedReceipts:
+    """Tells failed tasks from cancelled ones, and from those that were retried: every view counts with it.
+
+    Names in failed/ do not tell, so that receipts are read, in bulk. They are remembered by their versions: who keeps
+    this object pays once for each receipt. A receipt that cannot be read counts as failed.
     """
-    storage = Storage(store, count.keys, runtime)
-    names = count.failed_names()
-    failed = 0
-    for start in range(0, len(names), RECEIPTS_AT_ONCE):
-        keys = [count.keys.failed_of(name) for name in names[start : start + RECEIPTS_AT_ONCE]]
-        for key, blob in store.get_many(keys).items():
-            if isinstance(blob, Missing):
-                continue
-            try:
-                failed += storage.decoded_receipt(key, blob).value.state == "failed"
-            except (Corrupt, Invalid, Unsupported):
-                failed += 1
-        if failed > enough and start + RECEIPTS_AT_ONCE < len(names):
-            return failed, False
-    return failed, True
+
+    def __init__(self) -> None:
+        self._verdicts: dict[str, dict[str, tuple[Version, bool, str]]] = {}
+        self.read = 0
+        """How many receipts in failed/ were read."""
+        self.unread: dict[str, int] = {}
+        """By the folder of a queue: how many tasks the last count left out."""
+
+    def count(
+        self, storage: Storage, count: QueueCount, most: float = float("inf"), enough: float = float("inf")
+    ) -> FailedCount:
+        """Count the tasks of a queue that was listed. Of receipts that are not known it reads `most`, and stops once
+        more than `enough` tasks have failed; `unread` says how many tasks are left then.
+
+        Where completed/ was not listed to its end, a task that failed is looked for there, as by `Queue.failed`.
+        Cost: 1 GET for each receipt that is not known; 1 more for each batch of failed tasks that has completed; and if
+        completed/ was not listed to its end 1 more for each receipt.
+        """
+        names = count.failed_tasks()
+        completed = count.completed_of_failed()
+        cut = "completed" in count.cut
+
+        def ended(name: str) -> bool:
+            """Whether there may be a receipt of its batch in completed/."""
+            part = batch_of(name)
+            return cut or (part is not None and part[0] in completed)
+
+        before = self._verdicts.get(count.keys.root, {})
+        verdicts = {
+            name: before[name]
+            for name in names
+            if name in before and before[name][:2] == (count.failed[name], ended(name))
+        }
+        self._verdicts[count.keys.root] = verdicts
+        missing = [name for name in names if name not in verdicts]
+        chosen = missing if len(missing) <= most else missing[: int(most)]
+        tally = Counter[str]()
+        for name, (_, _, verdict) in verdicts.items():
+            tally[verdict] += names[name]
+        for start in range(0, len(chosen), RECEIPTS_AT_ONCE):
+            if tally["failed"] > enough:
+                break
+            some = chosen[start : start + RECEIPTS_AT_ONCE]
+            self.read += len(some)
+            for name, verdict in self._read(storage, some, ended, cut=cut).items():
+                verdicts[name] = count.failed[name], ended(name), verdict
+                tally[verdict] += names[name]
+        self.unread[count.keys.root] = unread = sum(names.values()) - sum(tally.values())
+        return FailedCount(tally["failed"], tally["cancelled"], tally["done"], unread)
+
+    def _read(
+        self, storage: Storage, names: Sequence[str], ended: Callable[[str], bool], *, cut: bool
+    ) -> dict[str, str]:
+        """What became of these: failed, cancelled, retried, done (in its batch), completed or gone."""
+        keys = storage.keys
+        receipts = _receipts_at(storage, {name: keys.failed_of(name) for name in names})
+        verdicts: dict[str, str] = {}
+        for name in names:
+            receipt = receipts[name]
+            verdicts[name] = "failed" if isinstance(receipt, LimpetError) else receipt.state if receipt else "gone"
+        failed = [name for name in names if verdicts[name] == "failed"]
+        batches = dict.fromkeys(part[0] for name in failed if (part := batch_of(name)) and ended(name))
+        wholes = _receipts_at(storage, {entry: keys.completed_of(entry) for entry in batches})
+        for name in failed:
+            part = batch_of(name)
+            whole = wholes.get(part[0]) if part else None
+            if part and isinstance(whole, Receipt) and lists_done(whole, part[1]):
+                verdicts[name] = "done"
+        asked = [name for name in failed if cut and verdicts[name] == "failed"]
+        for name, own in _receipts_at(storage, {name: keys.completed_of(name) for name in asked}).items():
+            if own is not None:
+                verdicts[name] = "completed"
+        return verdicts
+
+
+def _receipts_at(storage: Storage, keys: Mapping[str, Key]) -> dict[str, Receipt | LimpetError | None]:
+    """The receipts at these keys, by name; None for one that is not there, and the error of one that cannot be read.
+
+    Raises: errors of the store.   Cost: 1 GET each, in bulk.
+    """
+    found: dict[str, Receipt | LimpetError | None] = {}
+    blobs = storage.store.get_many([*keys.values()])
+    for name, key in keys.items():
+        try:
+            found[name] = storage.decoded_receipt(key, blobs[key]).value
+        except Missing:
+            found[name] = None
+        except (Corrupt, Invalid, Unsupported) as error:
+            found[name] = error
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +612,7 @@ class Inspection:
         self._keys = keys
         self._runtime = runtime
         self._opened = storage
+        self._receipts = FailedReceipts()
 
     @property
     def _storage(self) -> Storage:
@@ -452,7 +633,8 @@ class Inspection:
         paused = False
         with suppress(Corrupt, Unsupported):  # it counts as not paused, as it does for workers that start now
             paused = self._storage.paused()
-        return Stats(**_figures(count, work, now, paused=paused))
+        ended = self._receipts.count(self._storage, count)
+        return Stats(**_figures(count, work, ended, now, paused=paused))
 
     def _now(self) -> datetime:
         """The store's clock. Where a read-only key may not ask it: the newest time that was seen, else our clock."""
@@ -673,8 +855,20 @@ class Inspection:
         for error, some in groups.items():
             newest = sorted(some, key=lambda each: each.finished_at, reverse=True)
             ids = tuple(each.id for each in newest[:IDS_MAX])
-            found.append(Failure(error, len(some), newest[0].finished_at, ids))
+            count = sum(self._stands_for(entry_of(each.id)) for each in some)
+            found.append(Failure(error, count, newest[0].finished_at, ids))
         return sorted(found, key=lambda each: (-each.count, each.error))
+
+    def _stands_for(self, name: str) -> int:
+        """How many tasks a receipt in failed/ is about: that of a batch, about those without a receipt of their own.
+
+        Cost: for a batch 2 LISTs.
+        """
+        if not is_batch(name):
+            return 1
+        folders = (self._keys.failed, self._keys.completed)
+        own = {n for folder in folders for n in self._storage.own_receipts(folder, name)}
+        return count_of(name) - len(own)
 
     def failures(
         self, *, where: str | None = None, since: datetime | None = None
@@ -743,7 +937,9 @@ class Inspection:
     def _with_result(self, receipt: Receipt, id_: str, n: int) -> Reads[Receipt]:
         """The receipt as that of task `n` alone; its result may lie in a part object."""
         result = yield from self._large_result(receipt.results.get(n) or receipt.result, receipt.parts, n)
-        return msgspec.structs.replace(receipt, id=id_, count=1, result=result, results={}, parts=[])
+        attempts = attempts_in(receipt, n)
+        about = {"id": id_, "count": 1, "attempts": attempts, "tried": {}}
+        return msgspec.structs.replace(receipt, **about, result=result, results={}, parts=[])
 
     def _large_result(self, result: msgspec.Raw, parts: Sequence[str], n: int) -> Reads[msgspec.Raw]:
         """The result of task `n`: the one in hand, if there is one, else what a part object has.
@@ -929,11 +1125,12 @@ class Inspection:
                     continue
                 receipt = seen.value
                 if receipt.state != "retried":
+                    tasks = receipt.count if state == "completed" else self._stands_for(name_of_receipt(key))
                     yield {
                         "id": receipt.id,
                         "state": receipt.state,
-                        "tasks": receipt.count,
-                        "failed": len(receipt.failed) if receipt.state == "completed" else receipt.count,
+                        "tasks": tasks,
+                        "failed": len(receipt.failed) if receipt.state == "completed" else tasks,
                         "attempts": receipt.attempts,
                         "age_s": self._since_s(seen.modified),
                         "finished_at": receipt.finished_at,
@@ -944,7 +1141,7 @@ class Inspection:
     def describe(self, id_: str) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task;
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
         for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
         result = self.result(id_)
@@ -952,9 +1149,17 @@ class Inspection:
         if result.id != id_:
             facts["asked_for"] = id_
         if result.ready:
-            return {**facts, **self._ended_facts(result), **_error_facts(result.errors)}
+            return {**facts, **self._ended_facts(result), **self._kept_facts(), **_error_facts(result.errors)}
         waiting = self.waiting_facts(result.id) or self._scheduled_facts(result.id)
         return waiting and {**facts, **waiting, **_error_facts(self.errors(result.id))}
+
+    def _kept_facts(self) -> dict[str, Any]:
+        """For how long receipts are kept, as of the last sweep; None if for ever. Nothing if that is not known."""
+        with suppress(Corrupt, Denied, Unsupported):
+            seen = self._storage.sweeps().read()
+            if seen is not None and seen.value.retention_s is not msgspec.UNSET:
+                return {"receipts_kept_s": seen.value.retention_s}
+        return {}
 
     def _ended_facts(self, result: Result) -> dict[str, Any]:
         name = entry_of(result.id)

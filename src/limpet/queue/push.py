@@ -18,6 +18,7 @@ from limpet.queue.entry import (
     DELAY_MAX_S,
     ENTRY_BYTES_MAX,
     PUSHED_ENTRIES_MAX,
+    ForeignTask,
     PushShape,
     Storage,
     TaskRecord,
@@ -202,7 +203,7 @@ class Pusher:
     def _place_scheduled(self, key: Key, entry: str) -> bool:
         try:
             task = read_task(self._store.get(key).data, what=key)
-        except Corrupt as error:
+        except (Corrupt, ForeignTask) as error:
             reject_scheduled(self._storage, key, str(error))
             return False
         return self.place(entry, task)

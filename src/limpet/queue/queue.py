@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -58,9 +58,9 @@ from limpet.queue.api import (
 )
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
-from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, waits_left
+from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
 from limpet.queue.durable import WaitingStep, arguments_digest, look_again_s, looks
-from limpet.queue.entry import Content, EntryLease, Journal, PushedStep, Storage, encoded_payload, is_of
+from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
@@ -286,6 +286,9 @@ class Discovery:
     def _show(self, page: CandidatePage, *, young: int = YOUNG_READS_MAX) -> CandidatePage:
         """Make a page the page in hand, without what cannot be claimed. `young`: how many young leases may be read."""
         ended = self._storage.closer.entries() if self._storage.closer is not None else ()
+        for candidate in page.candidates:
+            if candidate.lease is not None:
+                self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
         with self._mutex:
             self._tried = {entry: tried for entry, tried in self._tried.items() if tried[1] > page.at_s}
             others = {*self._tried, *ended}
@@ -301,9 +304,6 @@ class Discovery:
             self._page = page
             self.pages += 1
             self.stale = False
-        for candidate in page.candidates:
-            if candidate.lease is not None:
-                self._watch.unchanged_s(candidate.lease.key, candidate.lease.version)
         return page
 
     def _wants_newest(self) -> bool:
@@ -559,6 +559,8 @@ class Discovery:
                 leases[entry] = stat
             elif kind in (TASK, BATCH):
                 tasks.append((entry, kind, stat))
+            elif stat.key.endswith(f"/{TASK}"):
+                self._storage.note_foreign()  # in a folder of folders
         at_s = self._runtime.elapsed_s()
         entries = [
             Candidate(entry, kind == BATCH, stat.modified, leases.get(entry), at_s) for entry, kind, stat in tasks
@@ -602,7 +604,7 @@ class BucketQueue(AsyncQueue):
         self._runtime = runtime
         self._payload_type = payload_type
         self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
-        self._watch = watch or VersionWatch(runtime)
+        self._watch = self.storage.watch = watch or self.storage.watch
         self._poll = PollBackoff()
         self._next_page = PollBackoff()
         self._token: str | None = None
@@ -900,21 +902,18 @@ class BucketQueue(AsyncQueue):
             gone += self._sweeper.retain()
         return gone + self._sweeper.drop_parts()
 
-    def adopt(self, source: FileSource, *, quiesced: bool = False) -> QueueAdoptReport:
-        """Take over the tasks of another program's queue.   See `queue.adopt.Adopter.take_over`."""
+    def adopt(self, source: FileSource, *, quiesced: bool = False, in_place: bool = False) -> QueueAdoptReport:
+        """Take over the tasks of another program's queue. `in_place`: its files lie in the folder of this one.
+
+        See `queue.adopt.Adopter.take_over`.
+        """
         encode = partial(encoded_payload, payload_type=self._payload_type)
-        return Adopter(self.storage, self._pusher.place, encode).take_over(source, quiesced=quiesced)
+        adopter = Adopter(self.storage, self._pusher.place, encode, source, in_place=in_place)
+        return adopter.take_over(quiesced=quiesced)
 
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
-        bell = self.storage.bell
-        if bell is None:
-            return True
-        at_s = self._runtime.elapsed_s()
-        wanted = bell.worth_a_list()
-        if wanted:
-            bell.listed(at_s)
-        return wanted
+        return self.storage.bell is None or self.storage.bell.worth_a_list()
 
     def _expect(self, at: datetime, now: datetime) -> None:
         """An idle worker should look again at that time of the store's clock."""
@@ -939,7 +938,17 @@ class BucketQueue(AsyncQueue):
             self.storage.closer.drop_tasks()
 
     def _try_claim(self) -> EntryClaim | None:
-        """Claim the first candidate that can be claimed, from the page in hand or a new one."""
+        """Claim the first candidate that can be claimed, from the page in hand or a new one.
+
+        A look that failed has not answered a ring: the next ones list, until one has succeeded.
+        """
+        try:
+            return self._look()
+        except LimpetError:
+            self._note_find()
+            raise
+
+    def _look(self) -> EntryClaim | None:
         if self._due_s <= self._runtime.elapsed_s():
             self._due_s = float("inf")
         if self._runtime.elapsed_s() >= self._sweeper.due_s:
@@ -951,7 +960,8 @@ class BucketQueue(AsyncQueue):
         for turn in range(TURNS_CROWDED_MAX):
             if claim is not None or turn >= self.discovery.turns_max() or not self._worth_a_list():
                 break
-            page = self.discovery.list_page(pages)
+            with self._listing():
+                page = self.discovery.list_page(pages)
             listed = listed or page is not None
             if page is not None and page.scheduled:
                 now = self.storage.exact_now()
@@ -982,6 +992,9 @@ class BucketQueue(AsyncQueue):
             self._next_page.empty(self._runtime.elapsed_s(), 1.0)
             self.storage.bell.expect(self._next_page.due_s)
         return claim
+
+    def _listing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.storage.bell is None else self.storage.bell.listing()
 
     def _note_find(self) -> None:
         """There is work: list without asking the bell for a while."""
@@ -1072,12 +1085,17 @@ class BucketQueue(AsyncQueue):
             why = str(error)
         except OutcomeUnknown as error:
             if not isinstance(error.__cause__, Corrupt):
+                self._note_find()
                 return None  # if the claim took effect after all, it expires
             why = str(error.__cause__)  # what has the lease's name cannot be listed: a pipe, on a directory
         except Unsupported:
             return None
         try:
             reject_entry(self.storage, candidate.entry, why, batch=candidate.batch)
+        except ForeignTask:
+            self.storage.note_foreign()
+            if candidate.lease is not None:
+                self.discovery.rests(candidate, self._runtime.elapsed_s() + self.policy.ttl_s)
         except OutcomeUnknown:
             pass  # the next claim of it rejects it again
         except (Corrupt, Invalid, Unsupported) as error:
@@ -1109,12 +1127,13 @@ class BucketQueue(AsyncQueue):
         def classify(now: datetime) -> Ready:
             return claimable(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=self._runtime.wall())
 
-        ready = classify(self._store.now())
+        now = self._now_for(candidate, modified)
+        ready = classify(now)
         if not ready.take and record.state is State.FREE:
             # The lower bound of the clock may lie far behind, and the wait be long over.
-            ready = classify(self.storage.exact_now())
+            now = self._now_for(candidate, modified, exact=True)
+            ready = classify(now)
         if not ready.take and ready.at is not None:
-            now = self._store.now()
             self._expect(ready.at, now)
             if record.state is State.FREE:
                 due_s = self._runtime.elapsed_s() + (ready.at - now).total_seconds()
@@ -1125,13 +1144,21 @@ class BucketQueue(AsyncQueue):
             return None
         return seen if ready.take else None
 
+    def _now_for(self, candidate: Candidate, modified: datetime, *, exact: bool = False) -> datetime:
+        """The store's clock, as far as it says how old the candidate's lease is, which was `modified` then."""
+        lease, watch = candidate.lease, self._watch
+        assert lease is not None
+        now = self.storage.exact_now() if exact else self._store.now()
+        unchanged_s, ours = watch.unchanged_s(lease.key, lease.version), watch.ours(lease.key, lease.version)
+        return now_for(now, modified=modified, unchanged_s=unchanged_s, ours=ours)
+
     def _can_go_on(self, seen: Versioned[EntryLease], candidate: Candidate, modified: datetime) -> bool:
         """Whether a task of a suspended entry may have what it waits for. If not, it is looked at again later.
 
         Cost: mostly 1 HEAD.
         """
         timed = any(each.due_s is not None for each in seen.value.suspended.values())
-        now = self.storage.exact_now() if timed else self._store.now()
+        now = self._now_for(candidate, modified, exact=timed)
         now = max(now, modified + timedelta(seconds=seen.value.wait_s))  # so much is known
         at_s = self._runtime.elapsed_s()
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
@@ -1173,9 +1200,9 @@ class BucketQueue(AsyncQueue):
         waits: dict[int, float] = {}
         since_s = 0.0
         if seen is not None and seen.modified is not None:
-            now = self._store.now()
+            now = self._now_for(candidate, seen.modified)
             if waits_left(seen.value, modified=seen.modified, now=now):
-                now = self.storage.exact_now()
+                now = self._now_for(candidate, seen.modified, exact=True)
             waits = waits_left(seen.value, modified=seen.modified, now=now)
             since_s = max(0.0, (now - seen.modified).total_seconds())
         record = claimed(
@@ -1246,8 +1273,10 @@ class BucketQueue(AsyncQueue):
             self.discovery.lost(candidate)
             self.storage.drop_lease(entry)
             return None
-        except Unsupported:
-            # A newer Limpet wrote the task: the entry rests for `ttl_s`, so that not every poll takes it.
+        except Unsupported as error:
+            # A newer Limpet wrote the task, or another program: it rests for `ttl_s`, so that not every poll takes it.
+            if isinstance(error, ForeignTask):
+                self.storage.note_foreign()
             rests = partial(msgspec.structs.replace, state=State.FREE, wait_s=self.policy.ttl_s)
             holding.free(rests)
             return None

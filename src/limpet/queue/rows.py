@@ -6,7 +6,7 @@ An object that cannot be read is left out, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,14 +23,16 @@ from limpet.keys import (
     TASK,
     Key,
     batch_of,
+    count_of,
     is_batch,
+    life_before,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
 )
 from limpet.lease import State
 from limpet.lease.decide import is_live
-from limpet.queue.decide import attempts_of, error_of, lists_done, waits_left
+from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done, waits_left
 from limpet.queue.durable import until
 from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, Storage, read_content, read_task
 from limpet.store.api import Blob, Stat, batched
@@ -80,7 +82,8 @@ def task_rows(storage: Storage, objects_max: float = float("inf")) -> TaskRows:
     reader = _RowReader(storage, found, objects_max)
     for source in (reader.scheduled, reader.pending, reader.failed, reader.completed):
         rows |= {row.id: row for row in source()}
-    found.rows = rows
+    retried = {life_before(id_) for id_ in rows}
+    found.rows = {id_: row for id_, row in rows.items() if row.state != "failed" or id_ not in retried}
     return found
 
 
@@ -146,22 +149,24 @@ class _RowReader:
         return self._ended("completed", self._keys.completed)
 
     def _ended(self, folder: str, prefix: str) -> Iterator[TaskRow]:
+        own: set[tuple[str, int] | None] = set()  # a task's own receipt counts, and is listed before its batch's
         for key, blob in self._objects(folder, prefix, lambda stat: True):
+            own.add(batch_of(name_of_receipt(key)))
             with _noting(self._found, key):
                 receipt = self._storage.decoded_receipt(key, blob).value
                 if receipt.state != "retried":
-                    yield from self._of_receipt(name_of_receipt(key), receipt)
+                    yield from self._of_receipt(name_of_receipt(key), receipt, own)
 
-    def _of_receipt(self, name: str, receipt: Receipt) -> Iterator[TaskRow]:
+    def _of_receipt(self, name: str, receipt: Receipt, own: Container[tuple[str, int] | None]) -> Iterator[TaskRow]:
         part = batch_of(name)
         if part is not None or not is_batch(name):
             result = self._results(receipt).get(part[1] if part else 0)
             yield _ended_row(receipt, receipt.id, result, part[0] if part else None)
             return
         results = self._results(receipt) if receipt.state == "completed" else {}
-        for n in range(receipt.count):
-            if receipt.state != "completed" or lists_done(receipt, n):
-                yield _ended_row(receipt, f"{name}.{n}", results.get(n), name)
+        for n in range(count_of(name)):
+            if lists_done(receipt, n) if receipt.state == "completed" else (name, n) not in own:
+                yield _ended_row(receipt, f"{name}.{n}", results.get(n), name, attempts_in(receipt, n))
 
     def _results(self, receipt: Receipt) -> dict[int, bytes]:
         """The results of a receipt by the number of the task; those of part objects too."""
@@ -238,13 +243,15 @@ def _with_lease(row: TaskRow, record: EntryLease, n: int, count: int, modified: 
     )
 
 
-def _ended_row(receipt: Receipt, id_: str, result: bytes | None, batch: str | None) -> TaskRow:
+def _ended_row(
+    receipt: Receipt, id_: str, result: bytes | None, batch: str | None, attempts: int | None = None
+) -> TaskRow:
     has_payload = bytes(receipt.payload) != bytes(NOTHING)
     return TaskRow(
         id_,
         receipt.state,
         batch=batch,
-        attempts=receipt.attempts,
+        attempts=receipt.attempts if attempts is None else attempts,
         payload=_text(receipt.payload) if has_payload else None,
         result=None if result is None else _text(result),
         error=receipt.error,

@@ -32,6 +32,7 @@ from limpet.queue.durable import (
     arguments_digest,
     has_ended,
     is_other,
+    left_before,
     left_s,
     mismatch,
     pushed_name,
@@ -54,9 +55,9 @@ from limpet.queue.entry import (
     is_of,
     value_bytes,
 )
-from limpet.runtime import Runtime, in_thread, in_whole_thread, pause, running_coroutine, system
+from limpet.runtime import Runtime, in_own_task, in_thread, in_whole_thread, pause, running_coroutine, system
 from limpet.store.api import Store
-from limpet.user_code import CallEnd, UserCall, ended_async, one_line
+from limpet.user_code import UserCall, one_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -286,11 +287,11 @@ class TaskSteps:
         """How much of a time limit is left; None if there is none. It counts from its first record."""
         if timeout_s is None:
             return None
-        return self._left_s(self._timed(numbers[0], "timer", what, timeout_s))
+        return self._left_s(self._timed(numbers[0], "timer", what, timeout_s), numbers[-1])
 
     def sleep(self, number: int, seconds: float) -> None:
         """Return if the time is over.   Raises: Suspend."""
-        left = self._left_s(self._timed(number, "sleep", "", seconds))
+        left = self._left_s(self._timed(number, "sleep", "", seconds), number)
         if left > 0:
             wall = self.wall()
             reason = f"sleeping until {wall + timedelta(seconds=left):%Y-%m-%d %H:%M:%S} UTC"
@@ -301,8 +302,12 @@ class TaskSteps:
         found = self.recalled(number, kind, name)
         return found or self.record(number, kind, name, b"null", began_at=self.wall(), wait_s=wait_s)
 
-    def _left_s(self, step: Versioned[StepRecord]) -> float:
+    def _left_s(self, step: Versioned[StepRecord], number: int) -> float:
+        """How long a time that was recorded by `step` still lasts, for the step that waits, of that `number`."""
         storage = self._claim.storage
+        left = left_before(self._claim.suspended_before.get(self._n), number, self._claim.held_s)
+        if left is not None:
+            return left
         left = left_s(step, storage.store.now())
         return left if left <= 0 or step.modified is None else left_s(step, storage.exact_now())
 
@@ -535,19 +540,7 @@ async def _begun(steps: TaskSteps, work: Coroutine[Any, Any, R]) -> R:
     If its coroutine is cancelled otherwise, so is `work`, and nothing is recorded; but what runs in a thread comes to
     its end first.
     """
-    import asyncio
-
-    inner = asyncio.ensure_future(ended_async(work))
-    steps.under_way.add(inner)
-    inner.add_done_callback(steps.under_way.discard)
-    try:
-        end: CallEnd = await asyncio.shield(inner)
-    except asyncio.CancelledError:
-        if steps.suspended is None:
-            inner.cancel()
-            await asyncio.wait({inner})
-        raise
-    value: R = end.get()
+    value: R = await in_own_task(work, steps.under_way, goes_on=lambda: steps.suspended is not None)
     return value
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 
-from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.keys import (
     BATCH,
@@ -156,7 +155,7 @@ class Sweeper:
 
     def take_turn(self) -> None:
         """Sweep unless some process did so within the last hour.   Cost: 1 GET; for its turn 1 PUT + the sweep."""
-        cell = Cell(self._store, self._keys.sweep, struct_codec(SweepRecord), self._runtime)
+        cell = self._storage.sweeps()
         try:
             seen = cell.read()
         except Corrupt:
@@ -169,7 +168,12 @@ class Sweeper:
             return
         retained_at = seen.value.retained_at if seen else now
         retain = seen is not None and now - retained_at > timedelta(seconds=RETAIN_EVERY_S)
-        turn = SweepRecord(worker_id=self._runtime.owner, begun_at=now, retained_at=now if retain else retained_at)
+        turn = SweepRecord(
+            worker_id=self._runtime.owner,
+            begun_at=now,
+            retained_at=now if retain else retained_at,
+            retention_s=self._policy.kept_s,
+        )
         try:
             if seen is None:
                 cell.create(turn)
@@ -204,7 +208,7 @@ class Sweeper:
 
     def retain(self) -> int:
         """Remove receipts, results, parts and the shapes of pushes that are older than `retention_s`, then the steps of
-        failed tasks that can no longer be retried: their ids may be used again.
+        failed tasks that can no longer be retried: their ids may be used again. Nothing goes if they are kept for ever.
 
         What belongs to an entry that has not ended has no age, nor a receipt while a retry of its task is there:
         retention counts from the end. An entry's own receipt goes after all else that has its name, except steps, which
@@ -213,7 +217,9 @@ class Sweeper:
         are old failures or shapes, 1 LIST per 1,000 objects of pending/ more, and 1 GET for each old shape. 1 to 3
         HEADs for each entry with old parts that has not ended.
         """
-        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)
+        if self._policy.kept_s is None:
+            return 0
+        before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
         expiry = Expiry()
         for stat in self._store.list(self._keys.failed):
             expiry.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)

@@ -956,6 +956,10 @@ class LimitedProtocol(HttpToolsProtocol):
     _unused_bytes = 0
     _discarded = 0
     _is_refused = False
+    _is_ended = False
+    """Nothing that comes now is read: the connection ends with the answers to what was accepted before."""
+    _earlier: Any = None
+    """The request before the newest one, `cycle`."""
     _deadline: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -991,18 +995,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse; then check that the parser does not buffer too many bytes of an unfinished element."""
+        if self._is_ended:
+            self._discarded += len(data)
+            if self._discarded > DISCARD_BYTES_MAX:
+                self.flow.pause_reading()
+            return
         self._has_progress = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # upgrades are not supported, and ignored
             pass
         except httptools.HttpParserError as error:
-            self._refuse_form(isinstance(error.__context__, _OverLimit))
+            self._end(431 if self._in_head and isinstance(error.__context__, _OverLimit) else 400)
             return
         # an endless header, trailer or chunk extension, which the parser buffers
         self._unused_bytes = 0 if self._has_progress else self._unused_bytes + len(data)
         if not self._is_whole and self._unused_bytes > HEAD_BYTES_MAX:
-            self._refuse_form(True)
+            self._end(431 if self._in_head else 400)
 
     def on_message_begin(self) -> None:
         """Refuse a request that exceeds the pipeline; else wait for its headers."""
@@ -1038,6 +1047,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._set_deadline(LINGER_S)
             self._answer(method, admission.refusal)
             return
+        self._unset_keepalive_if_required()  # of the request before, answered when this one had begun already
+        self._earlier = self.cycle
         super().on_headers_complete()
         self.scope["state"]["limpet"] = admission
 
@@ -1063,11 +1074,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request; for a stranger, with a shorter timeout."""
         super().on_response_complete()
+        is_stranger = self._connection is not None and self._connection.is_stranger
         if self.transport.is_closing():
+            if self._is_ended:  # closing waits for the client to read its answers: limit how long
+                self._set_deadline(STRANGER_IDLE_S if is_stranger else self.timeout_keep_alive)
             return
-        if not self._is_whole:  # answered before its body was read: limit how long the client may go on sending
-            self._set_deadline(LINGER_S)
-        if self._connection is not None and self._connection.is_stranger and self.timeout_keep_alive_task is not None:
+        if not (self._is_whole or self._in_head or self._is_busy()):
+            self._set_deadline(LINGER_S)  # answered before its body was read: limit how long the client may go on
+        if is_stranger and self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(STRANGER_IDLE_S, self.timeout_keep_alive_handler)
 
@@ -1089,23 +1103,41 @@ class LimitedProtocol(HttpToolsProtocol):
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(status + head + b"\r\n" + (b"" if method == "HEAD" else response.body))
 
-    def _refuse_form(self, too_much: bool) -> None:
-        """Close a connection that sent invalid HTTP, or exceeded a limit.
+    def _end(self, refusal: int | None) -> None:
+        """End the connection because of what came last on it: invalid HTTP, too much of it, or too slowly.
 
-        It gets a response, unless a request is being handled: the client would take it for the response to that one.
+        What was accepted before is answered first (F32): it may have been carried out. The last of these answers says
+        that the connection closes. Without any, the answer is `refusal`; None: there is none.
         """
         if self.transport.is_closing():
             return
-        if self._is_refused or (self._is_busy() and not self.cycle.more_body) or self.pipeline:
+        if self.pipeline and self.cycle.more_body:  # it waits behind others, and is incomplete: it is never begun
+            self.pipeline.popleft()
+            self.cycle = self._earlier
+        self._is_ended = True
+        if self._is_busy() and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            self.cycle.default_headers = [*self.cycle.default_headers, _CLOSE]
+            self._clear_deadline()
+            if self._connection is not None and self._connection.is_stranger:
+                self._set_deadline(HEAD_S)
+        elif refusal is None or self._is_refused or (self._is_busy() and self.cycle.response_started):
             self.transport.abort()
-            return
-        status = 431 if too_much and self._in_head else 400
-        self._answer("", Response(status))
-        self.transport.close()
+        else:
+            self._set_deadline(LINGER_S)
+            self._answer("", Response(refusal))
+            self.transport.close()
+
+    def _expire(self) -> None:
+        """The deadline has passed: what came so far is too slow, or answers are not read."""
+        if self._is_ended:
+            self.transport.abort()
+        else:
+            self._end(None)
 
     def _set_deadline(self, seconds: float) -> None:
         self._clear_deadline()
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+        self._deadline = self.loop.call_later(seconds, self._expire)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:

@@ -21,7 +21,7 @@ from limpet import records
 from limpet.catalog import Publication, PublicationRefused, Publisher
 from limpet.catalog.compactor import Unreachable
 from limpet.catalog.state import RefusedBatch
-from limpet.errors import Denied, Invalid, OutcomeUnknown, Unavailable
+from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.runtime import Runtime
 from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
 
@@ -254,6 +254,67 @@ class RpcPublisher:
         for each in busy:
             with suppress(OSError):  # closed by the compactor
                 each.shutdown(socket.SHUT_RDWR)
+
+
+class RpcPublishers:
+    """Publishes through one of several compactors, any of which may. Thread-safe.
+
+    It stays with the compactor that answered last, and begins with the next one after any failure. Within one call it
+    passes over compactors that were not reached, and no others: what those did is not known, so the caller decides.
+    The leader sends the same batch again, and each compactor answers for the head, so it never counts twice.
+    """
+
+    def __init__(self, publishers: Sequence[RpcPublisher], runtime: Runtime) -> None:
+        self._publishers = list({publisher.url: publisher for publisher in publishers}.values())
+        self._runtime = runtime
+        self._first = 0
+
+    @property
+    def url(self) -> str:
+        """The URL of the compactor that is asked first."""
+        return self._publishers[self._first].url
+
+    def __call__(self, paths: Sequence[str], token: int) -> Publication:
+        """Publish, as `RpcPublisher` does.   Raises: its errors; Unreachable if no compactor was reached."""
+        first, many, unreached = self._first, len(self._publishers), []
+        for number in ((first + step) % many for step in range(many)):
+            try:
+                published = self._publishers[number](paths, token)
+            except Unreachable as error:
+                unreached.append(error)
+            except (PublicationRefused, Invalid):  # definite, whichever compactor says so
+                self._first = number
+                raise
+            except LimpetError:
+                self._first = (number + 1) % many
+                raise
+            else:
+                self._first = number
+                return published
+        raise Unreachable("; ".join(map(str, unreached)), hint=unreached[0].hint)
+
+    def check(self) -> str:
+        """Check all compactors at once. Returns the problems, or "".
+
+        Raises: Denied if some reject our secret, and none accepts it.   Cost: one request to each.
+        """
+
+        def problem(publisher: RpcPublisher) -> str | Denied:
+            try:
+                return publisher.check()
+            except Denied as denied:
+                return denied
+
+        problems = self._runtime.fan_out(problem, self._publishers, at_once=len(self._publishers))
+        denied = next((each for each in problems if isinstance(each, Denied)), None)
+        if denied is not None and "" not in problems:
+            raise denied
+        return "; ".join(str(each) for each in problems if each)
+
+    def close(self) -> None:
+        """Close the connections: the outcome of running requests is unknown."""
+        for publisher in self._publishers:
+            publisher.close()
 
 
 def redacted(url: str) -> str:

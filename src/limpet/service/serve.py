@@ -76,7 +76,7 @@ from limpet.service.http import (
     timed,
 )
 from limpet.service.rest import Rest
-from limpet.service.rpc import RpcPublisher, compactor_routes
+from limpet.service.rpc import RpcPublisher, RpcPublishers, compactor_routes
 from limpet.service.sign import LIFE_S, StsArguments, credential_source, outside_object, signer_of
 from limpet.store import ScopedStore, Store
 
@@ -218,18 +218,22 @@ class CompactorPart(ServicePart):
 
 
 class RemoteCompactorPart(ServicePart):
-    """A compactor elsewhere, for an API that runs apart from it."""
+    """Compactors elsewhere, for an API that runs apart from them. One of them is enough."""
 
-    def __init__(self, context: ServiceContext, url: str, secret: str | None, ca: str | None = None) -> None:
-        self._rpc = RpcPublisher(url, secret, context.runtime, domain=DOMAIN, ca=ca)
-        self._folding = RpcPublisher(url, secret, context.runtime, domain=EXECUTIONS, ca=ca)
+    def __init__(self, context: ServiceContext, urls: Sequence[str], secret: str | None, ca: str | None = None) -> None:
+        def publishers(domain: str) -> RpcPublishers:
+            made = [RpcPublisher(url, secret, context.runtime, domain=domain, ca=ca) for url in urls]
+            return RpcPublishers(made, context.runtime)
+
+        self._rpc, self._folding = publishers(DOMAIN), publishers(EXECUTIONS)
         self.publish = timed(self._rpc, context.registry, context.runtime)
         self.fold: Publisher = self._folding
 
     def facts(self) -> dict[str, Any]:
-        """The compactor's URL. If it does not answer, that is reported, but the API stays ready: reads need none.
+        """The URL of the compactor in use. If one does not answer, that is reported, but the API stays ready: reads
+        need none.
 
-        Raises: Denied if it rejects our secret.   Cost: one request to the compactor.
+        Raises: Denied if none accepts our secret, and some reject it.   Cost: one request to each compactor.
         """
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
@@ -393,7 +397,7 @@ def health_routes(facts: Facts, is_ending: Callable[[], bool], runtime: Runtime)
 
 def _ready(facts: Facts) -> Response:
     try:
-        return json_response({"status": "ready", **facts()})
+        return json_response({"status": "ready", "limpet": limpet.__version__, **facts()})
     except LimpetError as error:
         return _not_ready(str(error), error.hint)
 
@@ -469,7 +473,7 @@ def serve_fleet(
     sts_role_arn: str | None = None,
     sts_endpoint: str | None = None,
     sts_duration_s: int = LIFE_S,
-    compactor_url: str = "",
+    compactor_urls: Sequence[str] = (),
     ca: str | None = None,
     beside: MoreParts | None = None,
 ) -> None:
@@ -499,7 +503,7 @@ def serve_fleet(
     context = ServiceContext(fleet, runtime, to_log)
     publishing: CompactorPart | RemoteCompactorPart
     if kind == "api":
-        publishing = RemoteCompactorPart(context, compactor_url, secrets[0] if secrets else None, ca)
+        publishing = RemoteCompactorPart(context, compactor_urls, secrets[0] if secrets else None, ca)
     else:
         publishing = CompactorPart(context, tokens, exposed=kind == "compactor")
     parts: list[ServicePart] = [publishing]

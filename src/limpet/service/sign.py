@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from importlib import import_module
 from posixpath import commonpath
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode, urlsplit
@@ -41,7 +40,7 @@ from limpet.service.decide import (
     encoded,
     session_policy,
 )
-from limpet.store.credentials import Place, check_endpoint, locate
+from limpet.store.credentials import Place, boto3_session, check_endpoint, locate
 
 DELEGATION_HEADER = b"x-iceberg-access-delegation"
 REMOTE_SIGNING = "remote-signing"
@@ -380,12 +379,7 @@ def _keys_of(place: Place) -> KeySource:
     if "access_key_id" in options:
         fixed = S3Keys(options["access_key_id"], options["secret_access_key"], options.get("session_token", ""))
         return lambda: fixed
-    try:
-        found = import_module("boto3").Session(profile_name=place.profile).get_credentials()
-    except ModuleNotFoundError:
-        raise Unsupported(
-            "no AWS key was found in the environment or profile", hint="pip install boto3 for other sources"
-        ) from None
+    found = boto3_session(place.profile).get_credentials()
     if found is None:
         raise Invalid("no AWS key was found", hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 

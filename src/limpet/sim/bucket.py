@@ -149,6 +149,8 @@ class SimStore(Store):
     """The maximum delay of the creation of a lease in the server; SeaweedFS was observed to take seconds."""
     push_hold_s = 0.0
     """The delay of the put of a task in the server."""
+    refuses_lists = False
+    """Whether the server answers no listing."""
 
     def __init__(self, bucket: Bucket, runtime: SimRuntime) -> None:
         super().__init__(runtime)
@@ -245,6 +247,8 @@ class SimStore(Store):
         kinds, rate = REQUEST_FAULTS[verb], self._bucket.plan.fault_rate
         fault = pick_fault(world, process, kinds, rate, salt=10, number=process.calls)
         if fault == "refused_409" and not isinstance(when, Absent | Match):
+            fault = "throttled"
+        if verb == "list" and self.refuses_lists:
             fault = "throttled"
         world.coverage[fault or "none", step] += 1
         self._sent += 1

@@ -34,11 +34,16 @@ FLOWS, PARTS = QueueKeys.of(FLOW), QueueKeys.of(PART)
 KINDS = ("ok",) * 3 + ("flaky", "flaky", "fail", "fail", "signal", "signal", "batch")
 CHILD_KINDS = ("ok",) * 5 + ("flaky", "fail")
 RUN_S = 1_500.0
-HEAL_S = 6_000.0
+HEAL_S = 18_000.0
 QUIET_S = 700.0
 """After this time no duplicate of a request is in flight, and what is left of a crash is old enough for a sweep."""
 SLEEP_S = 15.0
 SIGNAL_S = 40.0
+NAP_S = 4_000.0
+SET_BACK_S = 3_600.0
+"""How far the store's clock is set back during a sleep of `NAP_S`."""
+LATE_S = 300.0
+"""How long that task may take otherwise: the worker looks every half a minute."""
 DELAY_S = 2_000.0
 """How long users delay durable tasks, at most: some still wait when what was sent to them is old enough for a sweep."""
 
@@ -128,9 +133,11 @@ class DurableActors(Actors):
         """Whether users push many tasks under ids of which several want to use the same."""
         self.delays = chance(67) < 0.25
         """Whether users delay durable tasks, and these delay a child."""
+        self.naps = chance(69) < 0.1
+        """Whether a task sleeps for more than an hour at the end, while the store's clock is set back."""
         self.bad_batches = chance(68) < 0.5
         """Whether the tasks of a batch fail, each for itself, and are retried."""
-        self.dozes = chance(69) < 0.25
+        self.dozes = chance(74) < 0.25
         """Whether processes sleep inside of steps until others may have ended their tasks."""
         self.beside = chance(70) < 0.15
         """Whether durable tasks ask for steps in threads beside their own, after a wait."""
@@ -259,7 +266,7 @@ class DurableActor(Actor):
         try:
             value = self.flow(task, run)
         except Suspend as error:
-            run.ended = "suspended"
+            run.ended = "sleeps" if error.suspension.reason.startswith("sleeping") else "suspended"
             task.suspend(error.wait_s, error.suspension)
         except Fail as error:
             run.ended = "failed"
@@ -348,7 +355,7 @@ class DurableActor(Actor):
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends
         self.model.saw(run, 4, version("a change"))
-        sleep(SLEEP_S * slow)
+        sleep(task.payload.get("nap", SLEEP_S * slow))
         if what == "signal" and self.actors.fails_before_signal and RETRY_MARK not in run.id:
             raise Fail("it is to fail")
         if what == "signal":
@@ -371,9 +378,32 @@ class DurableActor(Actor):
             self.sweep()
             self.retry_failed()
             self.work_until_all_have_ended()
+        if self.actors.naps:
+            self.take_a_nap()
         self.runtime.sleep(QUIET_S)
         self.sweep()
         self.compare_ends()
+
+    def take_a_nap(self) -> None:
+        """A task sleeps for more than an hour. The store's clock is set back meanwhile, and this machine's somehow.
+
+        Raises: Violation if it sleeps for longer.
+        """
+        began_s = self.world.now_s
+        self.model.pushed.append(self.flows.push({"what": "ok", "slow": 0.0, "by": "", "nap": NAP_S}).id)
+
+        def set_clocks() -> None:
+            self.world.store_offset_s -= SET_BACK_S
+            self.process.wall_offset_s += (self.chance() - 0.5) * 86_400
+
+        self.world.later(NAP_S * self.chance(), set_clocks)
+        while self.flows.stats().pending or self.parts.stats().pending:
+            for queue in (self.parts, self.flows):
+                self.work(queue)
+            self.runtime.sleep(30)
+        if (late_s := self.world.now_s - began_s - NAP_S / self.process.clock_rate) > LATE_S:
+            raise Violation(f"a sleep of {NAP_S:g} s lasted {late_s:.0f} s longer: clocks were set meanwhile")
+        self.runtime.sleep(SET_BACK_S)
 
     def compare_ends(self) -> None:
         """What the gathers returned is what the receipts of the tasks say.   Raises: Violation."""
@@ -412,6 +442,8 @@ def check_durable(bucket: Bucket, plan: RunPlan, model: DurableModel) -> None:
     _signals_are_seen(bucket, model)
     _ends_are_those_of_the_tasks(bucket, model)
     _suspensions_are_not_charged(bucket, model)
+    if plan.sane_clocks:
+        _sleeps_last_as_long_as_they_should(bucket, plan, model)
 
 
 def _receipt(bucket: Bucket, keys: QueueKeys, name: str) -> Receipt | None:
@@ -533,6 +565,28 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
         claimed_at_s = claims.get((call.run.entry, call.run.token), call.run.at_s)
         if at_s is not None and at_s < claimed_at_s and not _ended_before(bucket, call.run.entry, claimed_at_s):
             raise Violation(f"{call.run.who} ran step {call.number} of {call.run.id}, which was recorded before")
+
+
+def _sleeps_last_as_long_as_they_should(bucket: Bucket, plan: RunPlan, model: DurableModel) -> None:
+    """A step that follows a sleep begins when that is over, and a run that begins later is not suspended by it again,
+    whatever the clocks of the machines say."""
+    sleeps: dict[tuple[str, int], tuple[float, float]] = {}
+    for applied in bucket.changes(f"{FLOWS.steps}/"):
+        part = parts_of_step(applied.key)
+        if part is not None and applied.data is not None and b'"kind":"sleep"' in applied.data:
+            record = msgspec.json.decode(applied.data, type=StepRecord)
+            sleeps.setdefault(part[:2], (applied.at_s, record.wait_s))
+    for call in model.calls:
+        recorded_s, wait_s = sleeps.get((call.run.entry, call.run.n), (0.0, 0.0))
+        slept_s = call.at_s - recorded_s + (1.0 if plan.whole_seconds else 0.01)
+        if call.number == 99 and slept_s < wait_s:
+            raise Violation(f"{call.run.id} slept for {slept_s:.2f} s in {call.run.who}, not for {wait_s:g} s")
+    for run in model.runs:
+        recorded_s, wait_s = sleeps.get((run.entry, run.n), (inf, 0.0))
+        if run.ended == "sleeps" and run.at_s > recorded_s + wait_s + 5.0:
+            raise Violation(
+                f"{run.who} suspended {run.id} in a sleep of {wait_s:g} s, {run.at_s - recorded_s:.0f} s old"
+            )
 
 
 def _names(record: bytes, name: str) -> bool:

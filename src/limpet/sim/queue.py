@@ -43,6 +43,10 @@ HOLD_S = 8.0
 LULL_S = 20.0
 LULL_POLLS = 4
 """In units of `poll_s`: after this time an idle worker must have started a pushed task."""
+DEAF_S = 6.0
+"""For how long an idle worker's listings fail after a ring."""
+BACKOFF_S = 8.0
+"""How long the worker may then pause."""
 BUDGET_BASE = 900
 BUDGET_PER_TASK = 90
 
@@ -83,6 +87,8 @@ class QueueActors(Actors):
         """How many threads of a process run the tasks of a claim."""
         self.ids = 1 + int(chance(54) * 3)
         self.named = 0.16 if chance(55) < 0.7 else 0.4
+        self.deaf = chance(70) < 0.4
+        """Whether the listings of an idle worker fail while a bell rings."""
 
     def act(self) -> None:
         self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
@@ -392,7 +398,12 @@ class FarQueueActor(QueueActor):
         pusher.network.push_hold_s = HOLD_S
         payload = {"what": "ok", "by": self.new_value(), "slow": 0.0}
         call = self.model.pushing([payload])
+        self.network.refuses_lists = self.actors.deaf
         call.ids = [pusher.queue.push(payload).id]
+        if self.actors.deaf:
+            self.runtime.sleep(DEAF_S)
+            self.network.refuses_lists = False
+            self.runtime.sleep(BACKOFF_S)
         self.runtime.sleep(LULL_POLLS * self.actors.policy.poll_s)
         started = {run.id for run in self.model.runs}
         worker.stop()

@@ -38,12 +38,12 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import Key, check, check_prefix
+from limpet.keys import Key, check, check_path, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.runtime import Runtime, system
 from limpet.store import s3_list
 from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
-from limpet.store.credentials import Place, locate
+from limpet.store.credentials import Place, boto3_session, locate
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class CloudStore(Store):
     ) -> Blob:
         """Cost: 1 HEAD more for a failed `if_match` elsewhere than on S3, and for any `if_none_match` on Google
         Cloud."""
-        check(key)
+        check_path(key)
         options: dict[str, Any] = {}
         if range is not None:
             if not 0 <= range[0] < range[1]:
@@ -181,7 +181,7 @@ class CloudStore(Store):
         return Blob(data, stat.version, stat.modified, stat.size)
 
     def head(self, key: Key) -> Stat:
-        check(key)
+        check_path(key)
         return self._read(f"head {key}", lambda: self._stat(obstore.head(self._reads, key)))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
@@ -212,7 +212,7 @@ class CloudStore(Store):
                 return "overwrite"
 
     def delete(self, key: Key) -> None:
-        check(key)
+        check_path(key)
         _refuse_fork()
         try:
             obstore.delete(self._reads, key)
@@ -505,12 +505,7 @@ def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int
 def _boto3(profile: str | None) -> dict[str, Any]:
     if profile is None:
         return {}
-    try:
-        session = import_module("boto3").Session(profile_name=profile)
-    except ModuleNotFoundError:
-        raise Unsupported(
-            f"the AWS profile {profile!r} has no static keys", hint="pip install boto3 for SSO and assumed roles"
-        ) from None
+    session = boto3_session(profile)
     return {"credential_provider": import_module("obstore.auth.boto3").Boto3CredentialProvider(session)}
 
 

@@ -10,7 +10,9 @@ import configparser
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from limpet.errors import Invalid, Unsupported
@@ -32,6 +34,7 @@ _FROM_PROFILE = {
     "region": "region",
     "endpoint": "endpoint_url",
 }
+_SETTINGS_HINT = "correct the AWS settings file"
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
 _NEEDS_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "source_profile", "credential_process", "login_session")
 
@@ -83,6 +86,22 @@ def locate(url: str, options: Mapping[str, str] | None = None, environ: Mapping[
     if parts.scheme == "s3" and (not merged.get("access_key_id")) != (not merged.get("secret_access_key")):
         raise Invalid("one half of the AWS key pair is missing", hint="set access key id and secret access key")
     return Place(parts.scheme, parts.netloc, check_prefix(unquote(parts.path).strip("/")), merged, profile)
+
+
+def boto3_session(profile: str | None) -> Any:
+    """A session of boto3, for credentials that only it can get: SSO, assumed roles, and those that it renews.
+
+    Raises: Unsupported without boto3; Invalid for a profile that is not valid.
+    """
+    try:
+        session = import_module("boto3").Session(profile_name=profile)
+        session.get_credentials()
+    except ModuleNotFoundError:
+        whose = f"the AWS profile {profile!r} has no static keys" if profile else "no AWS key was found"
+        raise Unsupported(whose, hint="pip install 'limpet[aws]' for SSO, assumed roles and other sources") from None
+    except import_module("botocore.exceptions").BotoCoreError as error:
+        raise Invalid(f"the AWS profile {profile or 'default'!r} gives no key: {error}", hint=_SETTINGS_HINT) from None
+    return session
 
 
 def _query(scheme: str, query: str) -> dict[str, str]:
@@ -151,7 +170,5 @@ def _ini(path: str | Path, section: str) -> dict[str, str]:
     try:
         parser.read(Path(path).expanduser(), encoding="utf-8")
     except (configparser.Error, OSError, UnicodeDecodeError) as error:
-        raise Invalid(
-            f"{path} cannot be read: {str(error).splitlines()[0]}", hint="correct the AWS settings file"
-        ) from None
+        raise Invalid(f"{path} cannot be read: {str(error).splitlines()[0]}", hint=_SETTINGS_HINT) from None
     return dict(parser[section]) if parser.has_section(section) else {}

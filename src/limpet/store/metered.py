@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unsupported
-from limpet.keys import Key, check, check_prefix
+from limpet.keys import Key, check, check_path, check_prefix
 from limpet.runtime import Runtime, system
 from limpet.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 
@@ -109,7 +109,7 @@ class MeteredStore(WrappedStore):
         return self._pages_after_first(super().list_dirs(prefix))
 
     def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
-        (check_prefix if verb == "list" else check)(key)
+        {"list": check_prefix, "put": check}.get(verb, check_path)(key)
         self._charge(verb, written_bytes=size)
         return key
 

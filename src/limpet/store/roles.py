@@ -26,7 +26,7 @@ from typing import Literal, get_args
 import msgspec
 
 from limpet.errors import Denied, Invalid
-from limpet.keys import Key, QueueKeys, check, check_prefix, clock_key, join
+from limpet.keys import Key, QueueKeys, check_path, check_prefix, clock_key, join
 from limpet.runtime import Runtime, system
 from limpet.store.api import Stat, Store, WrappedStore
 
@@ -263,7 +263,7 @@ class ScopedStore(WrappedStore):
     def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
         if verb == "list":
             return Key(self._below(key))
-        check(key)
+        check_path(key)
         self._demand(_VERBS[verb], key)
         return join(self.prefix, key)
 

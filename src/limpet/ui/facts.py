@@ -96,7 +96,6 @@ def overview_facts(
 def _queue_facts(each: QueueSummary, rate: FinishRate | None, depth: DepthHistory | None) -> dict[str, Any]:
     return {
         **each.facts(),
-        "waiting": max(0, each.pending - each.in_flight - (each.resting or 0) - (each.done or 0) - each.unread),
         "minutes": rate.minutes if rate and any(rate.minutes) else (),
         "per_minute": rate.per_minute if rate else None,
         "rate_source": rate.source if rate else None,

@@ -22,7 +22,7 @@ from limpet import records
 from limpet.app.fleet import absolute, has_store, url_or_default
 from limpet.app.health import Limits
 from limpet.app.history import FleetHistory
-from limpet.app.overview import DEFAULT_LIMITS, FleetOverview, OverviewWatch
+from limpet.app.overview import FleetOverview, OverviewWatch
 from limpet.errors import Denied, Invalid, Unavailable
 from limpet.keys import FLEET
 from limpet.runtime import Flag, system
@@ -285,7 +285,7 @@ class UiPart(ServicePart):
         catalog: Catalog | None = None,
         *,
         read_only: bool = False,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
         root: bool = False,
     ) -> None:
         """`root`: `/` leads to the dashboard too."""
@@ -504,7 +504,7 @@ def serve_ui(
     port: int,
     token_file: str | None,
     read_only: bool,
-    limits: Limits,
+    limits: Limits | None,
     log: Form,
 ) -> None:
     """Serve the dashboard of the fleet at `url` until a signal.

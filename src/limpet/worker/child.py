@@ -49,6 +49,7 @@ from limpet.worker.protocol import (
     WorkerEnded,
     WorkerEvent,
     WorkerOrder,
+    WorkerPresent,
     encode_line,
 )
 from limpet.worker.runner import Job, current_task
@@ -187,7 +188,15 @@ class ChildProcess:
             self._say("warning", note=f"`limpet workers` will not show this process: {error}")
 
         names = [job.queue.name for job in jobs]
-        return PresenceWriter(stores[0], self._runtime, queues=names, threads=order.threads, on_refused=refused)
+        return PresenceWriter(
+            stores[0],
+            self._runtime,
+            queues=names,
+            threads=order.threads,
+            on_refused=refused,
+            on_written=lambda: self._send(WorkerPresent(owner=self._runtime.owner)),
+            reaped=order.reaped,
+        )
 
     def _run_worker(self, order: WorkerOrder, jobs: list[Job]) -> Worker:
         """Run a worker until it has ended, or the grace time is over and its tasks were handed back."""

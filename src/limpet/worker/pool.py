@@ -33,6 +33,7 @@ from limpet.worker.protocol import (
     WorkerEnded,
     WorkerEvent,
     WorkerOrder,
+    WorkerPresent,
     decode_message,
     encode_line,
 )
@@ -60,6 +61,7 @@ class _PoolProcess:
     counts: TaskCounts = field(default_factory=TaskCounts)
     ended: WorkerEnded | None = None
     refused: StartRefused | None = None
+    present: WorkerPresent | None = None
     kill_at_s: float = NEVER_S
 
     def tell(self, line: bytes) -> None:
@@ -120,6 +122,8 @@ class ProcessPool:
         self._reload_fd = reload_fd
         self._places = [_PoolPlace(number) for number in range(processes)]
         self._past = TaskCounts()
+        self._reaped: list[str] = []
+        """The owners whose presence objects the next process removes: this one has no store."""
         self._selector = selectors.DefaultSelector()
         self._stops = 0
         self._ever_ready = False
@@ -184,7 +188,8 @@ class ProcessPool:
             os.set_blocking(printed_read, False)
             self._selector.register(printed_read, selectors.EVENT_READ, PipeReader())
         self._selector.register(report_read, selectors.EVENT_READ, child)
-        child.tell(encode_line(structs.replace(self._order, count=count)))
+        child.tell(encode_line(structs.replace(self._order, count=count, reaped=self._reaped)))
+        self._reaped = []
         return child
 
     def _wait(self, signals: SignalPipe) -> None:
@@ -222,6 +227,8 @@ class ProcessPool:
                 child.counts = message
             case StartRefused():
                 child.refused = message
+            case WorkerPresent():
+                child.present = message
             case WorkerEnded():
                 child.ended = message
                 child.kill_at_s = min(child.kill_at_s, self._runtime.elapsed_s() + KILL_AFTER_S)
@@ -290,6 +297,9 @@ class ProcessPool:
                 os.close(child.control_fd)
                 place.child = None
                 self._past += structs.replace(child.counts, in_flight=0, rate_per_s=0.0)
+                died = child.ended is None or child.process.returncode < 0
+                if child.present is not None and died:  # else it has removed its own
+                    self._reaped.append(child.present.owner)
                 self._replace(place, child)
 
     def _replace(self, place: _PoolPlace, child: _PoolProcess) -> None:

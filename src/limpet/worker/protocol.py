@@ -67,6 +67,8 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to report what was asked of the store."""
     url_is_typed: bool = False
     """The fleet that the target names must be at `url`."""
+    reaped: list[str] = []
+    """The owners of processes that died, and left a presence object behind."""
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event", tag_field="what"):
@@ -84,6 +86,8 @@ class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     seconds: float | None = None
     after_s: float | None = None
     note: str = ""
+    tasks: int = 1
+    """How many tasks it is about."""
 
 
 class TaskCounts(msgspec.Struct, frozen=True, kw_only=True, tag="counts", tag_field="what"):
@@ -124,6 +128,12 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_fiel
     pending: int
 
 
+class WorkerPresent(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_field="what"):
+    """The process has written its presence object, under the name of its owner."""
+
+    owner: str
+
+
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="log", tag_field="what"):
     """A record of Python's `logging`, and the task in whose handler it was made."""
 
@@ -152,7 +162,7 @@ class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_fi
     trouble: str = ""
 
 
-Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded
+Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded | WorkerPresent
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -24,7 +24,7 @@ from limpet.queue.claim import EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.runtime import Flag, Runtime
 from limpet.tracing import OTEL, TaskSpan, span
-from limpet.user_code import CallEnd, UserCall, ended_async, one_line, text_of
+from limpet.user_code import CallResult, UserCall, ended_async, one_line, text_of
 from limpet.worker.protocol import ROUTINE, EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.schedule import Cron
 
@@ -336,7 +336,7 @@ class EventLoop:
             self._runner = None
 
 
-async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> CallEnd:
+async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> CallResult:
     import asyncio
 
     steps = RUNNING.get()
@@ -344,12 +344,12 @@ async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -
     if steps is not None:
         steps.main = main
     reason = await _all_done({main}, over)
-    end = CallEnd(None, asyncio.CancelledError()) if main.cancelled() else main.result()
+    end = CallResult(None, asyncio.CancelledError()) if main.cancelled() else main.result()
     if reason is not None:
-        return CallEnd(None, reason) if isinstance(end.error, asyncio.CancelledError) else end
+        return CallResult(None, reason) if isinstance(end.error, asyncio.CancelledError) else end
     if steps is not None and steps.suspended is not None:
         reason = await _all_done(steps.under_way, over)
-    return end if reason is None else CallEnd(None, reason)
+    return end if reason is None else CallResult(None, reason)
 
 
 async def _all_done(tasks: Collection[asyncio.Task[Any]], over: Callable[[], Exception | None]) -> Exception | None:

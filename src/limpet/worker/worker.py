@@ -511,7 +511,8 @@ class Worker:
             if notice.failed:
                 self._report.count("failed", notice.failed)
             kind: EventKind = "failed" if notice.failed else "trouble"
-            self._report.say(kind, runner.name, queue=queue.name, id=notice.id, note=notice.note)
+            about = {"queue": queue.name, "id": notice.id, "note": notice.note, "tasks": max(1, notice.failed)}
+            self._report.say(kind, runner.name, **about)
 
     @property
     def _over(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def start() -> Iterator[Command]:
 
     def run(*arguments: str, **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "limpet", "supervise", *arguments],
+            [sys.executable, "-m", "limpet", "supervise", "--create", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -61,9 +62,16 @@ def here(here: Here) -> Here:
 
 
 @pytest.fixture
+def command(here: Any) -> Here:
+    """`command("backup", ...)`: any command of limpet."""
+    run: Here = here.func
+    return run
+
+
+@pytest.fixture
 def once(here: Here) -> Here:
     """`once("a")` syncs the node `a` once."""
-    return lambda node, *more: here("--local", node, "--remote", "bucket", "--node", node, "--once", *more)
+    return lambda node, *more: here("--local", node, "--remote", "bucket", "--node", node, "--once", "--create", *more)
 
 
 def _queue(url: str) -> Any:
@@ -219,3 +227,75 @@ def test_a_name_stays(here: Here, once: Here) -> None:
     assert code == 2
     assert "this directory is the node 'a', not 'z'" in err
     assert here("--local", "a", "--remote", "bucket", "--once")[0] == 0
+
+
+def test_receipts_may_be_kept_for_ever(here: Here, once: Here) -> None:
+    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "forever").code == 0
+    short = here("--local", "a", "--remote", "bucket", "--once", "--receipts", "3d")
+    assert short.code == 2
+    assert "at least 7 days" in short.err
+    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "long").code == 2
+
+
+# ---- which fleet the remote is ----
+
+
+def test_a_remote_without_a_fleet_is_not_set_up_silently(here: Here) -> None:
+    """A15: a typo in --remote is an error, and makes no folder."""
+    _queue("a").push({}, id="x")
+    code, _, err = here("--local", "a", "--remote", "bukket", "--once")
+    assert code == 1
+    assert "there is no fleet at bukket" in err
+    assert "--create" in err
+    assert not Path("bukket").exists()
+
+
+def test_a_node_does_not_send_to_another_fleet(once: Here, here: Here) -> None:
+    """A15: a push is noted as sent only in the node's own fleet; --rehome sends everything again."""
+    once("a")
+    _queue("a").push({}, id="x")
+    limpet.open("other").check()
+    code, _, err = here("--local", "a", "--remote", "other", "--once")
+    assert code == 2
+    assert "node 'a' belongs to fleet" in err
+    assert "--rehome" in err
+    assert _queue("other").stats().pending == 0
+    code, _, err = once("a")
+    assert (code, _queue("bucket").stats().pending) == (0, 1)
+    code, _, err = here("--local", "a", "--remote", "other", "--once", "--rehome")
+    assert code == 0, err
+    assert _queue("other").stats().pending == 1
+    assert here("--local", "a", "--remote", "bucket", "--once")[0] == 2, "it belongs to the other one now"
+
+
+def test_a_node_sends_again_what_a_restored_bucket_lacks(once: Here, command: Here) -> None:
+    once("a")
+    once("b")
+    _queue("a").push({}, id="old")
+    once("a")
+    assert command("backup", "bucket", "kept")[0] == 0
+    _queue("a").push({}, id="lost")
+    once("a")
+    once("b")
+    assert _work("b") == ["old", "lost"]
+    once("b")
+    shutil.rmtree("bucket")
+    assert command("restore", "kept", "bucket")[0] == 0
+    assert _queue("bucket").result("lost").state == "unknown"
+    once("a")
+    once("b")
+    once("a")
+    for place in ("a", "b", "bucket"):
+        assert [_queue(place).result(id_).state for id_ in ("old", "lost")] == ["completed"] * 2, place
+
+
+def test_an_older_copy_of_the_fleet_is_refused(once: Here, command: Here, here: Here) -> None:
+    once("a")
+    shutil.copytree("bucket", "before")
+    assert command("backup", "bucket", "kept")[0] == 0
+    shutil.rmtree("bucket")
+    assert command("restore", "kept", "bucket")[0] == 0
+    assert once("a")[0] == 0
+    code, _, err = here("--local", "a", "--remote", "before", "--once")
+    assert code == 2
+    assert "an older copy of it" in err

@@ -14,11 +14,14 @@ from limpet.queue.api import Policy
 from limpet.queue.decide import claimed, freed
 from limpet.queue.entry import EntryLease, Receipt, new_task
 from limpet.queue.sync.decide import (
+    Home,
+    Joined,
     absent,
     ends,
     entry_of_line,
     is_held_elsewhere,
     is_stale,
+    joined,
     let_go,
     merged,
     noted,
@@ -281,3 +284,22 @@ def test_an_absence_ends_before_anything_goes() -> None:
     assert is_stale(None, NOW, week_s)
     assert not is_stale(NOW - timedelta(hours=5), NOW, week_s)
     assert is_stale(NOW - timedelta(hours=7), NOW, week_s)
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "what"),
+    [
+        ((None, 0), ("a", 0), Joined.SAME),
+        ((None, 0), (None, 0), Joined.SAME),
+        (("a", 0), (None, 0), Joined.SAME),
+        (("a", 7), ("a", 7), Joined.SAME),
+        ((None, 0), ("a", 7), Joined.RESTORED),
+        (("a", 0), ("a", 7), Joined.RESTORED),
+        (("a", 7), ("a", 0), Joined.OLDER),
+        (("a", 7), ("a", 6), Joined.OLDER),
+        (("a", 0), ("b", 0), Joined.OTHER),
+        (("a", 0), ("b", 7), Joined.OTHER),
+    ],
+)
+def test_which_fleet_a_node_meets(known: tuple[str | None, int], now: tuple[str | None, int], what: Joined) -> None:
+    assert joined(Home(*known), Home(*now)) is what

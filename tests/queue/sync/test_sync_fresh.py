@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
 from limpet import keys
+from limpet.errors import Invalid
 from limpet.keys import Key
+from limpet.queue.sync.decide import Home
 from limpet.queue.sync.log import PAGE
 from limpet.queue.sync.supervisor import RETENTION_S
 from limpet.store import Always
@@ -371,3 +374,73 @@ def test_when_everything_was_heard_is_noted_now_and_then(fleet: Fleet) -> None:
     after = a.supervisor._state.record.pulled_at
     assert after is not None
     assert after - before >= timedelta(hours=6)
+
+
+# ---- the bucket is another fleet, or was restored ----
+
+
+def test_after_a_restore_all_nodes_send_again_what_they_have(fleet: Fleet) -> None:
+    """A15: what was pushed, or ended, between the backup and the loss. Cursors and numbers of logs are no longer right:
+    another node's next log has a number that was used before."""
+    homes = [Home("f", 0)]
+    nodes = {name: Node(fleet, name) for name in "abc"}
+    a, b, c = nodes.values()
+
+    def restart() -> None:
+        for node in nodes.values():
+            node.restart(home=lambda: homes[-1])
+            node.sync()
+
+    restart()
+    a.push("kept")
+    restart()
+    saved = dict(fleet.memory._objects)
+    a.push("lost", "done")
+    for node in (a, b):
+        node.sync()
+    b.work(lambda task: task.done() if task.id == "done" else task.retry(after_s=DAY_S))
+    for node in (b, a, c):
+        node.sync()
+    fleet.memory._objects.clear()
+    fleet.memory._objects.update(saved)
+    homes.append(Home("f", 8))
+    b.push("new")
+    for _ in range(2):
+        for node in (c, b, a):
+            node.sync()
+    assert waiting(a) == waiting(b) == waiting(c) == waiting(fleet) == [["kept", "lost", "new"]]
+    assert {node.result("done").state for node in (a, b, c)} == {"completed"}
+    before = [*fleet.memory.list(keys.SYNC)]
+    for node in (a, b, c):
+        assert node.up().quiet
+        node.down()
+    assert [stat.key for stat in fleet.memory.list(keys.SYNC)] == [stat.key for stat in before], "sent once"
+
+
+def test_a_running_supervisor_stops_sending_to_another_fleet(fleet: Fleet) -> None:
+    homes = [Home("f", 0)]
+    a = Node(fleet, "a")
+    a.restart(home=lambda: homes[-1])
+    a.sync()
+    a.push("x")
+    homes.append(Home("g", 0))
+    with pytest.raises(Invalid, match="belongs to fleet f; --remote is another one, g"):
+        a.up()
+    assert waiting(fleet) == [[]]
+    a.restart(home=lambda: homes[-1], rehome=True).up()
+    assert waiting(fleet) == [["x"]]
+
+
+def test_a_rehoming_that_died_is_done_again(fleet: Fleet) -> None:
+    a = Node(fleet, "a")
+    a.restart(home=lambda: Home("f", 0)).up()
+    a.push("x")
+    a.sync()
+    fleet.memory._objects.clear()
+    a.restart(home=lambda: Home("f", 1))
+    second = partial(a.disk.before, "put", "node.json", crash)
+    a.disk.before("put", "node.json", lambda: a.disk.before("put", "node.json", second))
+    with pytest.raises(Crash):
+        a.up()
+    a.restart(home=lambda: Home("f", 1)).up()
+    assert waiting(fleet) == [["x"]]

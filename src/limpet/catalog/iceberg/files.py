@@ -41,7 +41,7 @@ from limpet.catalog.iceberg.avro import (
     readable,
     write_manifest_list,
 )
-from limpet.catalog.iceberg.updates import table_of
+from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.warehouse import METADATA_BYTES_MAX, Document
 from limpet.errors import Unsupported
 from limpet.events.parquet import write_table

@@ -54,9 +54,9 @@ from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex
 from limpet.catalog.iceberg.files import Fetch, Input
+from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.iceberg.scan import FetchedFiles
 from limpet.catalog.iceberg.schemas import kebab_names
-from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.warehouse import Document
 from limpet.errors import Corrupt, Invalid, Missing, Unsupported
 

@@ -42,8 +42,8 @@ from limpet.catalog.iceberg.avro import (
 )
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
+from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
-from limpet.catalog.iceberg.updates import table_of
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
 from limpet.errors import Unsupported

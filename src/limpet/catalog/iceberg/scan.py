@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadata
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input
-from limpet.catalog.iceberg.updates import table_of
+from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
 from limpet.errors import Corrupt, Unsupported
 

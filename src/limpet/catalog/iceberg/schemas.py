@@ -308,10 +308,10 @@ def _is_text(value: Any, pattern: str) -> bool:
     return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
-def with_new_ids(schema: Mapping[str, Any]) -> tuple[Json, dict[int, int]]:
+def with_new_ids(schema: Mapping[str, Any], version: int = VERSION) -> tuple[Json, dict[int, int]]:
     """The schema with ids from 1, as the reference implementation assigns them to a new table, and the new id by old
     one. All fields of a struct come before those inside them.   Raises: Invalid."""
-    columns_of(schema)
+    columns_of(schema, version)
     ids: dict[int, int] = {}
     fields = _numbered_struct(schema["fields"], ids)
     new = {**schema, "type": "struct", "schema-id": 0, "fields": fields}

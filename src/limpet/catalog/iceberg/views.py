@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from limpet import records
-from limpet.catalog.iceberg.updates import check_view
+from limpet.catalog.iceberg.models import check_view
 from limpet.catalog.state import CommitFailed, listed
 from limpet.catalog.warehouse import Document, property_texts
 from limpet.errors import Corrupt, Invalid

@@ -94,8 +94,16 @@ class TableHistory(msgspec.Struct, rename="kebab", frozen=True):
         return refs
 
     def owns_files(self) -> bool:
-        """Whether the files of its snapshots may be deleted. `gc.enabled=false`: other tables or catalogs need them."""
-        return self.properties.get(GC_PROPERTY, "true").lower() == "true"
+        """See the function."""
+        return owns_files(self.properties)
+
+
+def owns_files(properties: Mapping[str, str]) -> bool:
+    """Whether snapshots of a table may be removed, and their files deleted.
+
+    `gc.enabled=false`: other tables or catalogs need them.
+    """
+    return properties.get(GC_PROPERTY, "true").lower() == "true"
 
 
 def history_of(metadata: bytes, what: str) -> TableHistory:

@@ -113,7 +113,7 @@ class CompactionReport:
     """The result of `compact`: files before and after, of those that were rewritten (or would be), and the commits.
 
     `unreadable`: data files that were left, since they are outside the warehouse, or their URL has characters that
-    programs read in different ways, as `%`.
+    programs read in different ways, as `?`.
     """
 
     files: int
@@ -150,6 +150,13 @@ class TableChange:
     def _load(self) -> LoadedTable:
         return self._catalog.load_table(self._namespace, self._name)
 
+    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
+        """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
+        try:
+            return self._warehouse.data(self._warehouse.data_path(url), size_max=size_max)
+        except Invalid as error:
+            raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
+
     def _key(self, url: str) -> Key:
         """The key of a file of the table.   Raises: Invalid for one outside the warehouse (F29)."""
         return Key(f"{WAREHOUSE}/{self._warehouse.file_of(url)}")
@@ -185,17 +192,17 @@ class TableChange:
         at_ms = int(self._runtime.wall().timestamp() * 1000)
         return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
-    def _landed(self, request: Mapping[str, Any], written: Sequence[Key]) -> str:
+    def _landed(self, request: Mapping[str, Any], written: Sequence[Key]) -> str | None:
         """The location of the metadata if the table got our snapshot although the commit was refused.
 
         Else "", and the files that were written for it are deleted. They stay if the snapshot may have expired already,
-        or if the table was dropped, since it may be restored.   Raises: OutcomeUnknown.   Cost: 2 GETs.
+        or (None) if the table was dropped, since it may be restored.   Raises: OutcomeUnknown.   Cost: 2 GETs.
         F1: a proxy may have sent the commit twice, and only the second one was refused.
         """
         try:
             loaded = self._load()
         except (NoSuchTable, NoSuchNamespace):
-            return ""
+            return None
         added = (each["snapshot"] for each in request["updates"] if each["action"] == "add-snapshot")
         was = next((was_added(self._history(loaded), each) for each in added), False)
         if was is None:
@@ -304,47 +311,65 @@ class TableMaintenance(TableChange):
         return current_files(self._load().metadata, self._fetch_own, self._shown)
 
     def _replace(self, current: CurrentFiles, groups: Sequence[Sequence[int]]) -> list[RewrittenGroup]:
-        """Rewrite groups of files and commit; returns those that were replaced, not all if others changed them."""
+        """Rewrite groups of files and commit; returns those that were replaced, not all if others changed them.
+
+        After an error no new file is left, unless a commit that names it may have been published.
+        """
         written: dict[int, list[Key]] = {}
         done: list[RewrittenGroup] = []
+        may_be_published = False
         try:
             for group in groups:
                 files = [current.data[nth] for nth in group]
                 one, data = rewritten(current, files, self._fetch_own, self._warehouse.new_uuid(), self._shown)
                 self._write(data, written.setdefault(len(done), []))
                 done.append(one)
+            with self._lead() as writer:
+                for tries in range(1, TRIES_MAX + 1):
+                    may_be_published = True
+                    refusal = self._commit(writer, current, done)
+                    if refusal is None:
+                        return done
+                    may_be_published = False
+                    if not isinstance(refusal, Conflict):
+                        raise refusal
+                    self._back_off(tries)
+                    current = self._current()
+                    stale = [nth for nth, one in enumerate(done) if not one.still_holds(current)]
+                    self._remove([key for nth in stale for key in written[nth]])
+                    kept = [nth for nth in range(len(done)) if nth not in stale]
+                    done, written = [done[nth] for nth in kept], {at: written[nth] for at, nth in enumerate(kept)}
+                    if not done:
+                        break
+            raise self._too_many()
         except LimpetError:
-            self._remove([key for keys in written.values() for key in keys])
+            if not may_be_published:
+                self._remove([key for keys in written.values() for key in keys])
             raise
-        with self._lead() as writer:
-            for tries in range(1, TRIES_MAX + 1):
-                if self._commit(writer, current, done):
-                    return done
-                self._back_off(tries)
-                current = self._current()
-                stale = [nth for nth, one in enumerate(done) if not one.still_holds(current)]
-                self._remove([key for nth in stale for key in written[nth]])
-                kept = [nth for nth in range(len(done)) if nth not in stale]
-                done, written = [done[nth] for nth in kept], {at: written[nth] for at, nth in enumerate(kept)}
-                if not done:
-                    break
-        self._remove([key for keys in written.values() for key in keys])
-        raise self._too_many()
 
-    def _commit(self, writer: TableWriter, current: CurrentFiles, done: Sequence[RewrittenGroup]) -> bool:
-        """Commit a replacement; False after a conflict: then no file of it remains.   Raises: OutcomeUnknown."""
-        stamp = self._stamp()
-        request, manifests = replacing_commit(current, done, stamp)
+    def _commit(self, writer: TableWriter, current: CurrentFiles, done: Sequence[RewrittenGroup]) -> LimpetError | None:
+        """Commit a replacement; returns why it was refused for good, so that its manifests are deleted, or None.
+
+        Raises: OutcomeUnknown and others, after which it may be published.
+        """
+        request, manifests = replacing_commit(current, done, self._stamp())
         written: list[Key] = []
-        self._write(manifests, written)
+        try:
+            self._write(manifests, written)
+        except LimpetError as error:
+            self._remove(written)
+            return error
         try:
             writer.commit_table(self._namespace, self._name, request)
-        except Conflict:
-            return bool(self._landed(request, written))
-        except (Invalid, Denied):
+        except Conflict as error:
+            landed = self._landed(request, written)
+            if landed is None:
+                raise NoSuchTable(f"{self._shown!r} was dropped meanwhile") from error
+            return None if landed else error
+        except (Invalid, Denied) as error:
             self._remove(written)
-            raise
-        return True
+            return error
+        return None
 
     # ---- orphans ----
 
@@ -460,13 +485,6 @@ class TableMaintenance(TableChange):
             self._load()
             return self._store.now()
 
-    def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
-        """A file that the table names.   Raises: Missing; Corrupt, also for one outside the warehouse (F29)."""
-        try:
-            return self._warehouse.data(self._warehouse.path_of(url, "file"), size_max=size_max)
-        except Invalid as error:
-            raise Corrupt(f"the table {self._shown} cannot be read: {error}") from None
-
     @cached_property
     def _own_folders(self) -> tuple[str, ...]:
         return tuple(f"{root}/" for root in self._catalog.table_folders(self._namespace, self._name))
@@ -475,7 +493,7 @@ class TableMaintenance(TableChange):
         """A file to rewrite. One that is not in the table's folders may be another table's, which those who may read
         this one may not read: it is not copied.   Raises: as `_fetch`; Unsupported.
         """
-        if self._is_readable(url) and not self._warehouse.path_of(url, "file").startswith(self._own_folders):
+        if self._is_readable(url) and not self._warehouse.data_path(url).startswith(self._own_folders):
             raise Unsupported(
                 f"{url!r:.200} is not in a folder of the table {self._shown}", hint="rewrite the table with an engine"
             )
@@ -483,7 +501,7 @@ class TableMaintenance(TableChange):
 
     def _is_readable(self, url: str) -> bool:
         try:
-            self._warehouse.path_of(url, "file")
+            self._warehouse.data_path(url)
         except Invalid:
             return False
         return True

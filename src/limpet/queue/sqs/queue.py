@@ -280,6 +280,7 @@ class SqsQueue(AsyncQueue):
             paused=False,
             resting=None,
             done=None,
+            cancelled=None,
         )
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 
 import msgspec
 
@@ -23,6 +24,34 @@ ABSENT_PART = 6 / 7
 
 STALE_PART = 1 / 28
 """The time of the last pull is stored again once it is older than this part of the retention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Which fleet is at the remote URL: its id, None for one that has none yet, and its epoch."""
+
+    fleet: str | None
+    epoch: int
+
+
+class Joined(Enum):
+    """What the fleet at the remote URL is to a node."""
+
+    SAME = "the one that the node belongs to"
+    RESTORED = "the one that the node belongs to, restored from a backup since: it may lack what the node has sent"
+    OLDER = "an older copy of it"
+    OTHER = "another one"
+
+
+def joined(known: Home, now: Home) -> Joined:
+    """What the fleet `now` at the remote URL is to a node that belongs to `known`."""
+    if now.fleet is None or now == known:
+        return Joined.SAME
+    if known.fleet not in (None, now.fleet):
+        return Joined.OTHER
+    if now.epoch == known.epoch:
+        return Joined.SAME  # the node learns the id now
+    return Joined.RESTORED if now.epoch > known.epoch else Joined.OLDER
 
 
 @dataclass(frozen=True, slots=True)

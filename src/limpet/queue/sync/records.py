@@ -110,6 +110,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     queues: Annotated[list[Name], msgspec.Meta(max_length=QUEUES_MAX)] | None = None
     adopted: bool = False
     pulled_at: Instant | None = None
+    fleet: Name | None = None
+    """The id of the fleet that the node belongs to. Limpet 0.1 does not know it, nor what follows."""
+    epoch: Count = 0
+    """The epoch of that fleet when the node last exchanged anything with it."""
 
 
 class CursorRecord(msgspec.Struct, frozen=True, kw_only=True):

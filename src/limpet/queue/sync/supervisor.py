@@ -26,6 +26,7 @@ from limpet.queue.entry import Storage
 from limpet.queue.push import Pusher
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync.apply import Applier, Cycle, queues_of
+from limpet.queue.sync.decide import Home
 from limpet.queue.sync.down import LogApplier
 from limpet.queue.sync.records import DAMAGE
 from limpet.queue.sync.state import NodeState
@@ -82,6 +83,9 @@ class Supervisor:
     them may run one task, and the token of a claim fences nothing outside of its node.
 
     `retention_s` is for how long logs are kept. It must not exceed the time for which any process keeps receipts.
+    `policy` says for how long the supervisor itself keeps receipts, when it sweeps: 30 days, if it is left out.
+    `home` asks which fleet the remote is, before each cycle: one that was replaced or restored meanwhile is noticed.
+    `rehome`: join it, whichever it is.
     """
 
     def __init__(
@@ -95,10 +99,14 @@ class Supervisor:
         up_s: float = UP_S,
         down_s: float = DOWN_S,
         retention_s: float = RETENTION_S,
+        policy: Policy | None = None,
+        home: Callable[[], Home] | None = None,
+        rehome: bool = False,
     ) -> None:
         for name, value in (("up_s", up_s), ("down_s", down_s), ("retention_s", retention_s)):
             if not value >= INTERVAL_MIN_S:
                 raise Invalid(f"{name} must be at least {INTERVAL_MIN_S:g} second, not {value:g}")
+        self._policy = policy or Policy()
         self._local = local
         self._remote = remote
         self._runtime = runtime
@@ -109,6 +117,8 @@ class Supervisor:
         self._up = OutboxSender(here, there, runtime, state, up_s=up_s)
         self._down = LogApplier(here, there, runtime, state, down_s=down_s, retention_s=retention_s)
         self._reported: set[tuple[str, ...]] = set()
+        self._home = home
+        self._rehome = rehome
         self._asked = False
         self._up_at_s = self._down_at_s = float("-inf")
         self._sweep_at_s = runtime.elapsed_s() + FIRST_SWEEP_S * runtime.rng.uniform(1, 2)
@@ -121,8 +131,15 @@ class Supervisor:
         return self._state.node
 
     def start(self) -> None:
-        """Name the node, and import objects that are in its directory already. `up` and `down` call this."""
+        """Name the node, compare fleets, and import objects that are in the directory. `up` and `down` call this.
+
+        Raises: Invalid for a remote that is another fleet; the errors of `home`.
+        Cost: what `home` takes; then nothing but at the first start, and after a restore: `NodeState.join`.
+        """
         self._state.start()
+        if self._home is not None:
+            self._state.join(self._home(), rehome=self._rehome)
+            self._rehome = False
         if not self._state.record.adopted:
             fill_outbox(self._local, self._runtime, bad=self._state.unreadable.append)
             self._state.change(adopted=True)
@@ -148,7 +165,7 @@ class Supervisor:
         for store in (self._local, self._remote):
             for queue in queues_of(store, bad=bad):
                 try:
-                    _sweep(store, queue, self._runtime)
+                    _sweep(store, queue, self._runtime, self._policy)
                 except DAMAGE:
                     bad(queue.root)
 
@@ -168,10 +185,13 @@ class Supervisor:
         While the bucket cannot be reached it backs off, up to `up_s`, and reports that once. No object on either side
         ends it: an error that needs an operator is reported as `Blocked`, and the other direction goes on.
         Raises: Held if another supervisor works on the directory; LeaseLost if one took over while this machine slept;
-        Invalid for a node that has another name.
+        Invalid for a node that has another name, or belongs to another fleet.
         """
         with self._alone() as lease:
-            self.start()
+            try:
+                self.start()
+            except (Unavailable, OutcomeUnknown, Denied) as error:
+                self._back_off(error, on_event)
             while not stop.is_set():
                 lease.check()
                 self._run_due(on_event)
@@ -265,11 +285,11 @@ class Supervisor:
         return news
 
 
-def _sweep(store: Store, queue: QueueKeys, runtime: Runtime) -> None:
+def _sweep(store: Store, queue: QueueKeys, runtime: Runtime, policy: Policy) -> None:
     """Sweep one queue of one side, if its turn has come."""
     storage = Storage(store, queue, runtime)
     waiting = [stat.key for stat in store.list(queue.scheduled)]
     if waiting:
         pusher = Pusher(storage)
         pusher.promote(now=storage.exact_now(), keys=waiting)
-    Sweeper(storage, Policy()).take_turn()
+    Sweeper(storage, policy).take_turn()

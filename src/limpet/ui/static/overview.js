@@ -4,6 +4,7 @@ import { ago, badge, bytes, count, dollars, empty, figure, h, link, panel, path,
 
 const total = (queues, name) => queues.reduce((sum, each) => sum + (each[name] ?? 0), 0);
 const least = (queues, name) => queues.some((each) => each.at_least.includes(name));
+const tally = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 const plus = (value, more) => short(value) + (more ? "+" : "");
 
 /** The age of the oldest task now: as of the reading, and the time since. */
@@ -44,11 +45,18 @@ function historyNote(found) {
   return `Last hour: ended by ${ended || "nothing"}; depth by ${events}what this page's server has seen since ${clock(first)}`;
 }
 
+/** A badge for the state of a queue, unless it is as it should be. */
+export function stateBadge(queue) {
+  if (queue.state === "no worker") return h("span", { title: "A task is due, and no living worker names this queue: limpet work" }, badge("no worker", "bad"));
+  return queue.state === "paused" ? badge("paused", "warn") : null;
+}
+
 /** Badges for tasks that are neither waiting nor in flight; on a phone, where there is no column for them, also for those that rest. */
 function idle(queue) {
   const bound = (name) => (queue.at_least.includes(name) ? "+" : "");
   const rests = (queue.resting ?? 0) - (queue.suspended ?? 0);
   return [
+    queue.cancelled ? [" ", badge(`${short(queue.cancelled)}${bound("cancelled")} cancelled`)] : null,
     queue.suspended ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.suspended)}${bound("suspended")} suspended`))] : null,
     rests > 0 ? h("span", { class: "phone-only" }, " ", badge(`${short(rests)}${bound("resting")} resting`)) : null,
   ];
@@ -59,8 +67,8 @@ export function queueTable(found) {
   return table("queues",
     [["Queue", "name"], ["Waiting", "num"], ["In flight", "num"], ["Resting", "num phone-off"], ["Scheduled", "num phone-off"], ["Failed", "num"], ["Oldest", "num"], ["Per minute", "num phone-off"], ["Ended, last hour", "phone-off"], ["Depth, last hour", "phone-off"]],
     found.queues.map((each) => [
-      [link(path("queue", each.queue), each.queue), each.paused ? [" ", badge("paused", "warn")] : null, idle(each), each.trouble ? [" ", badge("trouble", "bad")] : null],
-      figure(each.waiting, bound(each, "pending")), figure(each.in_flight, bound(each, "in_flight")), figure(each.resting, bound(each, "resting")), figure(each.scheduled, bound(each, "scheduled")),
+      [link(path("queue", each.queue), each.queue), each.state === "ok" ? null : [" ", stateBadge(each)], idle(each), each.trouble ? [" ", badge("trouble", "bad")] : null],
+      figure(each.waiting, bound(each, "waiting")), figure(each.in_flight, bound(each, "in_flight")), figure(each.resting, bound(each, "resting")), figure(each.scheduled, bound(each, "scheduled")),
       figure(each.failed, { ...bound(each, "failed"), bad: true }), oldest(each, found.read_at.queues), figure(each.per_minute, { text: rate, least: each.rate_at_least }), finished(each), depth(each),
     ]));
 }
@@ -69,7 +77,7 @@ export function queueTable(found) {
 export function sampleNote(found) {
   const cut = found.queues.some((each) => each.at_least.length);
   const notes = [];
-  if (cut) notes.push("+ at least: counting stops at 999 objects of a kind");
+  if (cut) notes.push("+ at least: counting stops at 999 objects of a kind, and receipts of failed tasks are read 200 at a time");
   if (found.uncounted.length) notes.push(`${count(found.uncounted.length)} queues are counted in turn`);
   if (found.queues.some((each) => each.approximate)) notes.push("numbers of SQS: approximate, and late by up to a minute");
   return notes.join("; ");
@@ -94,7 +102,8 @@ export function indexTable(found, { brief = false } = {}) {
 
 function alertLine(alert) {
   const bound = alert.bound === "exact" ? "" : `${alert.bound} `;
-  if (alert.value === null) return "its age cannot be checked: SQS does not report how old a task is";
+  if (alert.value === null) return `it cannot be checked: SQS does not report ${alert.rule === "no-worker" ? "who works on a queue" : "how old a task is"}`;
+  if (alert.rule === "no-worker") return `no worker, and a task has been due for ${span(alert.value)}; the limit is ${span(alert.limit)}`;
   if (alert.rule === "max-age") return `the oldest task was pushed ${bound}${span(alert.value)} ago; the limit is ${span(alert.limit)}`;
   const what = alert.rule === "max-failed" ? "failed" : "waiting";
   return `${bound}${count(alert.value)} ${alert.value === 1 ? "task" : "tasks"} ${what}; the limit is ${count(alert.limit)}`;
@@ -103,7 +112,7 @@ function alertLine(alert) {
 function alerts(found) {
   if (!found.alerts.length) return null;
   return h("ul", { class: "alerts", "aria-label": "Alerts" }, found.alerts.slice(0, 12).map((each) =>
-    h("li", { class: each.rule === "max-failed" ? "bad" : "" }, link(path("queue", each.queue), each.queue, { class: "link" }), h("span", { class: "why" }, alertLine(each)), h("span", { class: "faint mono phone-off" }, `limpet check --${each.rule}`))),
+    h("li", { class: ["max-failed", "no-worker"].includes(each.rule) ? "bad" : "" }, link(path("queue", each.queue), each.queue, { class: "link" }), h("span", { class: "why" }, alertLine(each)), h("span", { class: "faint mono phone-off" }, `limpet check --${each.rule}`))),
   found.alerts.length > 12 ? h("li", {}, `and ${count(found.alerts.length - 12)} more`) : null);
 }
 
@@ -117,11 +126,11 @@ function tiles(found) {
   const bill = found.bill;
   const where = bill?.free ? "as in S3" : `on ${bill?.provider}`;
   return h("div", { class: "tiles" },
-    tile("Waiting", plus(total(queues, "waiting"), least(queues, "pending")), { zero: !total(queues, "waiting"), extra: depths.length ? sparkline(depths, "tasks that had not ended, over the last hour") : null, sub: `${plus(total(queues, "scheduled"), least(queues, "scheduled"))} scheduled` }),
+    tile("Waiting", plus(total(queues, "waiting"), least(queues, "waiting")), { zero: !total(queues, "waiting"), extra: depths.length ? sparkline(depths, "tasks that had not ended, over the last hour") : null, sub: `${plus(total(queues, "scheduled"), least(queues, "scheduled"))} scheduled` }),
     tile("In flight", plus(total(queues, "in_flight"), least(queues, "in_flight")), { zero: !total(queues, "in_flight"), sub: `${plus(total(queues, "resting"), least(queues, "resting"))} resting` }),
-    tile("Failed", plus(total(queues, "failed"), least(queues, "failed")), { bad: total(queues, "failed") > 0, zero: !total(queues, "failed"), sub: "not retried" }),
+    tile("Failed", plus(total(queues, "failed"), least(queues, "failed")), { bad: total(queues, "failed") > 0, zero: !total(queues, "failed"), sub: total(queues, "cancelled") ? `${plus(total(queues, "cancelled"), least(queues, "cancelled"))} cancelled` : "not retried" }),
     tile("Ended, last hour", plus(done, queues.some((each) => each.rate_at_least)), { zero: !done, extra: hour.length ? sparkline(hour, `${count(done)} tasks ended in the last hour`) : null }),
-    tile("Workers alive", alive ? short(alive.length) : "–", { zero: !alive?.length, sub: alive ? `${alive.reduce((all, each) => all + (each.threads ?? 1), 0)} threads` : "not recorded" }),
+    tile("Workers alive", alive ? short(alive.length) : "–", { zero: !alive?.length, bad: queues.some((each) => each.no_worker), sub: queues.some((each) => each.no_worker) ? `${tally(queues.filter((each) => each.no_worker).length, "queue")} without one` : alive ? `${alive.reduce((all, each) => all + (each.threads ?? 1), 0)} threads` : "not recorded" }),
     tile("Locks held", short(held.length), { zero: !held.length, sub: held.some((each) => each.state === "overdue") ? "one is overdue" : "" }),
     tile("Requests so far", plus(bill?.work.requests, bill?.at_least), { sub: `${dollars(bill?.work.dollars)} ${where}` }),
     tile("Per month", dollars(bill?.month_dollars), { zero: !bill?.month_dollars, sub: `at this rate, ${where}` }));

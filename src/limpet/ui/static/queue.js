@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { ago, badge, confirm, count, empty, facts, figure, h, link, moment, panel, path, problem, rate, reader, refill, short, span, table, tile, toast } from "./dom.js";
-import { depth, depthSource, finished, oldest, queuesPanel } from "./overview.js";
+import { depth, depthSource, finished, oldest, queuesPanel, stateBadge } from "./overview.js";
 
 export function queuesPage() {
   const element = h("div", {}, empty("Reading the queues…"));
@@ -189,14 +189,14 @@ export function queuePage(state, queue, task) {
     const summary = found?.queues.find((each) => each.queue === queue);
     const bound = (name) => (summary?.at_least.includes(name) ? "+" : "");
     refill(element,
-      h("div", { class: "head" }, h("div", { class: "crumb" }, link("#/queues", "Queues")), h("h1", {}, queue), summary?.paused ? badge("paused", "warn") : null, h("span", { class: "grow" }), wrong && !details ? null : buttons(summary)),
+      h("div", { class: "head" }, h("div", { class: "crumb" }, link("#/queues", "Queues")), h("h1", {}, queue), summary ? stateBadge(summary) : null, h("span", { class: "grow" }), wrong && !details ? null : buttons(summary)),
       wrong ? problem(wrong) : null,
       summary?.trouble ? problem(summary.trouble) : null,
       summary ? h("div", { class: "tiles" },
-        tile("Waiting", short(summary.waiting) + bound("pending"), { zero: !summary.waiting, sub: `${short(summary.scheduled)} scheduled` }),
+        tile("Waiting", short(summary.waiting) + bound("waiting"), { zero: !summary.waiting, sub: `${short(summary.scheduled)} scheduled` }),
         tile("In flight", short(summary.in_flight) + bound("in_flight"), { zero: !summary.in_flight, sub: `${short(summary.done)} done in batches` }),
         tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, sub: summary.suspended ? `${short(summary.suspended)}${bound("suspended")} suspended` : "until the next try" }),
-        tile("Failed", short(summary.failed) + bound("failed"), { bad: summary.failed > 0, zero: !summary.failed, sub: "not retried" }),
+        tile("Failed", short(summary.failed) + bound("failed"), { bad: summary.failed > 0, zero: !summary.failed, sub: summary.cancelled ? `${short(summary.cancelled)}${bound("cancelled")} cancelled` : "not retried" }),
         tile("Completed", short(summary.completed) + bound("completed"), { zero: !summary.completed, sub: "receipts kept" }),
         tile("Oldest", oldest(summary, found.read_at.queues), { zero: summary.oldest_s === null, sub: "not ended" }),
         tile("Per minute", rate(summary.per_minute) + (summary.rate_at_least ? "+" : ""), { zero: !summary.per_minute, extra: finished(summary), sub: summary.rate_source ? `by ${summary.rate_source}` : "" }),
