@@ -21,6 +21,7 @@ import msgspec
 
 from limpet.errors import Corrupt, Invalid
 from limpet.runtime import ProcessMutex
+from limpet.user_code import ended
 
 T = TypeVar("T")
 
@@ -65,6 +66,9 @@ def _as_text(value: Any) -> str:
 
 _encoder = msgspec.json.Encoder(enc_hook=_as_text)
 _deterministic_encoder = msgspec.json.Encoder(enc_hook=_as_text, order="deterministic")
+_stable_encoder = msgspec.json.Encoder(
+    enc_hook=lambda value: str(value) if isinstance(value, str) else None, order="deterministic"
+)
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -104,6 +108,14 @@ def builtins(value: Any) -> Any:
 def json_text(value: Any) -> str:
     """A value as JSON text. Equal values give equal texts."""
     return _deterministic_encoder.encode(value).decode()
+
+
+def stable_bytes(value: Any) -> bytes:
+    """A value as bytes that are equal in every process. What has no stable form, such as a client, counts as `null`."""
+    if isinstance(value, bytes | bytearray):
+        return b"b" + value  # unlike any JSON
+    encoded = ended(_stable_encoder.encode, value)
+    return encoded.value if encoded.error is None else b"null"
 
 
 def digest_of(data: bytes) -> str:

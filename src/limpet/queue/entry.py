@@ -245,6 +245,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: msgspec.Raw = NOTHING
     wait_s: WaitSeconds = 0.0
     """Of a sleep or a timer: how long after this record's LastModified it is due."""
+    sha256: Digest | None = None
+    """Of a step or a push: of its arguments. Earlier versions did not record it."""
     life: Name | None = None
     """The life of its task. One without belongs to the task that has its entry's name."""
 

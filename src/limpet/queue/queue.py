@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -60,7 +60,7 @@ from limpet.queue.api import (
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
-from limpet.queue.durable import WaitingStep, look_again_s, looks
+from limpet.queue.durable import WaitingStep, arguments_digest, look_again_s, looks
 from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
@@ -632,7 +632,8 @@ class BucketQueue(AsyncQueue):
         data = encoded_payload(payload, self._payload_type)
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            step = steps.push(self.name, self._store, partial(self._push_step, data, id, delay_s))
+            push = partial(self._push_step, data, id, delay_s)
+            step = steps.push(self.name, self._store, push, arguments_digest([payload, id], {}))
             return Pushed(self._handle(step.id or ""), step.created)
         pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
@@ -657,13 +658,15 @@ class BucketQueue(AsyncQueue):
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
-        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         steps = RUNNING.get()
         if steps is not None:
-            encoded = [*encoded]  # in a task the iterable may ask for steps itself
+            payloads = [*payloads]  # in a task the iterable may ask for steps itself
+        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         try:
             if steps is not None and steps.numbers_push(has_id=id is not None):
-                entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
+                encoded = [*encoded]
+                push = partial(self._push_steps, encoded, batch, id)
+                entries = steps.push(self.name, self._store, push, arguments_digest([*payloads, id, batch], {})).entries
             else:
                 entries = self._push_many(encoded, batch=batch, id=id)
         except OutcomeUnknown as error:
@@ -690,8 +693,8 @@ class BucketQueue(AsyncQueue):
         entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
-    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        return await in_order(self.push, payload, id=id, delay_s=delay_s)
+    def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Coroutine[Any, Any, Pushed]:
+        return in_order(self.push, payload, id=id, delay_s=delay_s)
 
     def _handle(self, id_: str) -> TaskHandle:
         handle = TaskHandle(id_)

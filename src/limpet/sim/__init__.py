@@ -8,8 +8,8 @@
 
 A scenario is one file: its actors, a model of what they did and were shown, and the invariants (`kernel`, which also
 has the check for linearizability, `directory`, which also has the file system of a machine that may lose power,
-`queue`, `durable`, `lives`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by name, runs many
-seeds, removes faults that a failure does not need, and prints a trace.
+`queue`, `durable`, `lives`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by name, runs
+many seeds, removes faults that a failure does not need, and prints a trace.
 """
 
 from __future__ import annotations

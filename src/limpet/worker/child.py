@@ -36,6 +36,7 @@ from limpet.queue import BucketQueue
 from limpet.queue.queue import pending_in
 from limpet.runtime import Flag, Runtime, system
 from limpet.store import MeteredStore, ScopedStore
+from limpet.user_code import UserCall, one_line
 from limpet.worker.protocol import (
     STOP_SIGNALS,
     Backlog,
@@ -52,7 +53,7 @@ from limpet.worker.protocol import (
     WorkerOrder,
     encode_line,
 )
-from limpet.worker.runner import Job, UserCall, current_task, one_line
+from limpet.worker.runner import Job, current_task
 from limpet.worker.worker import Worker
 
 TICK_S = 0.25
