@@ -39,11 +39,13 @@ DURABLE_BUGS = [
         "the entries of a push of many tasks are put before its shape",
         "push_many: once per id",
         1,
-        ("Pusher.push_many", "if whole:\n    self._agree(id, name, [*map(len, whole)])", "counts = [*map(len, whole)]"),
+        ("Pusher.push_many", "if packs:\n    self._agree(id, name, [*map(len, packs)])", "pass"),
         (
             "Pusher.push_many",
-            "return made",
-            "if id is not None and counts:\n    self._agree(id, str(name), counts)\nreturn made",
+            "return [made[n] for n in range(len(packs))]",
+            "if id is not None and packs:\n"
+            "    self._agree(id, str(name), [*map(len, packs)])\n"
+            "return [made[n] for n in range(len(packs))]",
         ),
     ),
     _bug(
@@ -68,7 +70,7 @@ DURABLE_BUGS = [
         "resting: the claims of others",
         0,
         (
-            "BucketQueue._try_claim",
+            "BucketQueue._look",
             "if page is not None and not page.newest:\n    self._learn()",
             "while self._learn():\n    pass",
         ),
@@ -87,8 +89,8 @@ DURABLE_BUGS = [
         3140,
         (
             "steps.step",
-            'found = steps.record(number, "step", called, data, began_at=began_at)',
-            'found = steps.record(number, "step", called, data, began_at=began_at)\nreturn value',
+            'found = steps.record(number, "step", called, data, began_at=began_at, sha256=sha256)',
+            'found = steps.record(number, "step", called, data, began_at=began_at, sha256=sha256)\nreturn value',
         ),
     ),
     _bug(
@@ -282,6 +284,21 @@ DURABLE_BUGS = [
         ),
     ),
     _bug(
+        "a lease has no room for what its suspended tasks wait for",
+        "suspension: whatever the tasks wait for",
+        77,
+        ("decide.fitted", "if sum(sizes.values()) <= room:", "if True:"),
+        ("EntryClaim._free", "bare(change(record))", "change(record)"),
+    ),
+    _bug(
+        "a suspension that is too large for its lease is not cut",
+        "suspension: whatever the tasks wait for",
+        0,
+        ("EntryClaim._free", "bare(change(record))", "change(record)"),
+        scenario="queue/test_batch.py::"
+        "test_a_swap_that_is_refused_as_too_large_is_made_without_what_the_tasks_wait_for",
+    ),
+    _bug(
         "a sleep counts by the clock of the worker",
         "sleep: no worker's clock counts",
         13,
@@ -322,11 +339,7 @@ DURABLE_BUGS = [
         "signal: a task that waits finds it",
         0,
         ("durable.looks", "or (each.due_s is not None and each.due_s <= since_s)", ""),
-        (
-            "BucketQueue._is_there",
-            "return seen is not None and (look.life is None or is_of(seen.value.life, look.life))",
-            "return False",
-        ),
+        ("BucketQueue._is_there", "any(self._has_come(entry, look) for look in signals.values())", "False"),
         ("durable.woken", "if record.state is not State.FREE or each is None or each.signal != signal:", "if True:"),
     ),
     _bug(
@@ -401,11 +414,68 @@ DURABLE_BUGS = [
         scenario="queue/test_durable.py::test_a_handler_that_catches_its_suspension_is_suspended_all_the_same",
     ),
     _bug(
-        "coroutines beside each other number their steps as they come",
+        "coroutines beside the handler's own number their steps as they come",
         "steps: numbered in the order of the calls",
         0,
-        ("TaskSteps._check_order", "bool(others)", "False"),
-        scenario="queue/test_durable.py::test_coroutines_beside_each_other_have_one_step_each",
+        ("TaskSteps._check_own", "if coroutine is None or coroutine is not self.main:", "if False:"),
+        scenario="queue/test_durable.py::test_steps_are_made_by_the_handlers_own_coroutine_and_awaited_anywhere",
+    ),
+    _bug(
+        "threads beside the handler's own number their steps as they come",
+        "steps: numbered in the order of the calls",
+        0,
+        ("TaskSteps._check_own", "if self._runtime.thread() != self._thread:", "if False:"),
+    ),
+    _bug(
+        "a step is another one's, whose arguments differ",
+        "steps: of one program",
+        0,
+        ("durable.is_other", "return None not in (record.sha256, sha256) and record.sha256 != sha256", "return False"),
+    ),
+    _bug(
+        "a worker that slept until its task had ended gets the value that it alone recorded",
+        "steps: all attempts agree",
+        0,
+        ("TaskSteps._agreed", "claim.check_held()", "pass"),
+    ),
+    _bug(
+        "a worker that slept past its lease does not look whose it is",
+        "steps: all attempts agree",
+        0,
+        (
+            "HeldLease.check_held",
+            "if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:",
+            "if seen is None:",
+        ),
+        scenario="queue/test_durable.py::test_a_worker_whose_entry_another_one_has_taken_gets_no_value",
+    ),
+    _bug(
+        "a value that cannot be recorded is retried",
+        "steps: what has run is not run again",
+        0,
+        ("steps._final", "raise Fail(one_line(call.error)) from call.error", "raise call.error"),
+        scenario="queue/test_durable.py::test_a_value_that_cannot_be_recorded_is_final",
+    ),
+    _bug(
+        "a suspension leaves steps half-way",
+        "suspension: steps that have begun are recorded",
+        0,
+        ("runner._watched", "reason = await _all_done(steps.under_way, over)", "reason = None"),
+        scenario="queue/test_durable.py::test_a_step_that_has_begun_is_recorded_before_the_task_is_suspended",
+    ),
+    _bug(
+        "a run leaves coroutines in the loop",
+        "runs: end with their loop",
+        0,
+        ("EventLoop.run", "self._wind_up(self._runner)", "pass"),
+        scenario="queue/test_worker_threads.py::test_a_run_ends_all_that_it_made_before_its_verdict",
+    ),
+    _bug(
+        "what is no Exception leaves the call of a user's code",
+        "runs: whatever leaves user code is a verdict",
+        0,
+        ("UserCall.__exit__", "return True", "return error is None or isinstance(error, (Exception, SystemExit))"),
+        scenario="queue/test_worker_parts.py::test_whatever_leaves_the_users_code_is_a_verdict",
     ),
     _bug(
         "a gather gives the ends of its tasks to others",

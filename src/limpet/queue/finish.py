@@ -69,6 +69,7 @@ from limpet.queue.inspect import Inspection, next_life
 from limpet.store.api import Absent, Blob, Match
 
 CANCELLED = "cancelled"
+MAY_RUN = "may still run its handler, and if that succeeds, the task has completed after all"
 CANCEL_TRIES_MAX = 10
 
 
@@ -148,7 +149,7 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         storage,
         "cancelled",
         entry if batch else content.ids[0],
-        CANCELLED,
+        f"{CANCELLED}: {record.label} {MAY_RUN}" if record is not None and record.contested else CANCELLED,
         count=len(content.ids),
         payload=NOTHING if batch else msgspec.Raw(content.payloads[0]),
         pushed_at=content.pushed_at,
