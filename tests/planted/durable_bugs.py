@@ -99,7 +99,7 @@ DURABLE_BUGS = [
         271,
         (
             "steps._agreed",
-            "claim.storage.put_first(cell, record, confirm=claim.confirm)",
+            "claim.storage.put_first(cell, record, confirm=claim.check_held)",
             "cell.attempt(cell.read(), record)",
         ),
     ),
