@@ -212,7 +212,7 @@ DURABLE_BUGS = [
     _bug(
         "steps that a zombie recorded are left behind",
         "sweep: no steps are left",
-        159,
+        402,
         (
             "Sweeper.sweep",
             "gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))",
