@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PACKAGES", "Package", "install_packages", "install_venv", "main"]
+__all__ = ["PACKAGES", "Package", "install_npm", "install_packages", "install_venv", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+JAVASCRIPT = ROOT / "tests" / "index" / "js"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
 EXTRAS = {
     "core": "",
@@ -65,6 +66,7 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
         Package("default-jre-headless", "java", "the catalog's clients: Spark"),
+        Package("npm", "npm", "the reader of data packages in JavaScript"),
         Package("prometheus", "promtool", "alert rules and metrics, checked by promtool"),
     ),
     "bench": (
@@ -113,6 +115,25 @@ def install_packages(packages: Sequence[Package]) -> None:
         print(f"missing Debian package {package.name}: skipped without it: {package.skipped}", flush=True)
 
 
+def install_npm() -> None:
+    """Install what tests run in JavaScript, at the versions of its lock file, into `.venv/js`."""
+    lock = (JAVASCRIPT / "package-lock.json").read_text()
+    stamp = VENV / "js" / ".installed"
+    if _read(stamp) == lock:
+        return
+    if not _found("npm"):
+        print("missing npm: skipped without it: the reader of data packages in JavaScript", flush=True)
+        return
+    shutil.copytree(JAVASCRIPT, VENV / "js", dirs_exist_ok=True)
+    if (
+        _try(["npm", "ci", "--prefix", str(VENV / "js"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"])
+        == 0
+    ):
+        stamp.write_text(lock)
+    else:
+        print("npm failed: skipped without it: the reader of data packages in JavaScript", flush=True)
+
+
 def _found(command: str) -> bool:
     return shutil.which(command) is not None or any(Path("/").glob(f"{POSTGRES_BIN[1:]}/{command}"))
 
@@ -147,6 +168,8 @@ def main(target: str) -> None:
     """Install for one target."""
     install_venv(EXTRAS[target])
     install_packages(PACKAGES.get(target, ()))
+    if EXTRAS[target].startswith("[dev"):
+        install_npm()
 
 
 if __name__ == "__main__":

@@ -359,18 +359,17 @@ def ui(
     from limpet.app.health import default_limits
     from limpet.ui.server import serve_ui
 
+    fleet_url = url_or_default(one_url(context, where, url))
     rules = {"age_s": max_age, "failed": max_failed, "pending": max_pending, "no_worker_s": no_worker}
     given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
-    limits = replace(default_limits(url_or_default(one_url(context, where, url))), **given)
-    announce = partial(_announce_ui, open_browser, read_only, json)
     serve_ui(
-        one_url(context, where, url),
-        announce,
+        fleet_url,
+        partial(_announce_ui, open_browser, read_only, json),
         host=host,
         port=port,
         token_file=token_file,
         read_only=read_only,
-        limits=limits,
+        limits=replace(default_limits(fleet_url), **given),
         log=log.value,
     )
 
