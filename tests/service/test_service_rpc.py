@@ -242,6 +242,20 @@ def test_a_refusal_counts_and_is_asked_of_no_other() -> None:
         assert other.heard == []
 
 
+def test_a_compactor_of_another_fleet_is_passed_over_and_told() -> None:
+    other = _http(400, _error("BadRequestException", 400))
+    with peer(other) as wrong, peer(GOOD) as server, publishers(wrong.url, server.url) as publish:
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert publish.url == server.url
+    with peer(other, other) as wrong, publishers(wrong.url, nobody()) as publish:
+        with pytest.raises(Invalid):
+            publish(PATHS, 1)
+        with pytest.raises(Invalid):
+            publish.check()
+    with peer(other) as wrong, peer(_http(200, b"{}")) as server, publishers(wrong.url, server.url) as publish:
+        assert publish.check() != ""
+
+
 def test_only_if_none_was_reached_is_it_known_that_none_knows_the_batch() -> None:
     with publishers(nobody(), nobody()) as publish, pytest.raises(Unreachable, match=r"reached: .*; .* reached: "):
         publish(PATHS, 1)
