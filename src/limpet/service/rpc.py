@@ -320,9 +320,9 @@ class RpcPublishers:
             else:
                 self._first = number
                 return published
-        for error in passed:
-            if isinstance(error, Invalid):
-                raise error
+        for refusal in passed:
+            if isinstance(refusal, Invalid):
+                raise refusal
         raise Unreachable("; ".join(map(str, passed)), hint=passed[0].hint)
 
     def check(self) -> str:
