@@ -287,9 +287,9 @@ class RpcPublishers:
     """Publishes through one of several compactors, any of which may. Thread-safe.
 
     It stays with the compactor that answered last, and begins with the next one after any failure. Within one call it
-    passes over compactors that were not reached or refuse the request itself (those of another fleet), and no others:
-    what those did is not known, so the caller decides. The leader sends the same batch again, and each compactor
-    answers for the head, so it never counts twice.
+    passes over compactors that were not reached or reject us (another secret, another fleet), and no others: what those
+    did is not known, so the caller decides. The leader sends the same batch again, and each compactor answers for the
+    head, so it never counts twice.
     """
 
     def __init__(self, publishers: Sequence[RpcPublisher], runtime: Runtime) -> None:
@@ -305,13 +305,13 @@ class RpcPublishers:
     def __call__(self, paths: Sequence[str], token: int) -> Publication:
         """Publish, as `RpcPublisher` does.   Raises: its errors; Unreachable if no compactor was reached."""
         first, many = self._first, len(self._publishers)
-        passed: list[Unreachable | Invalid] = []
+        passed: list[Unreachable | Denied] = []
         for number in ((first + step) % many for step in range(many)):
             try:
                 published = self._publishers[number](paths, token)
-            except (Unreachable, Invalid) as error:
+            except (Unreachable, Denied) as error:
                 passed.append(error)
-            except PublicationRefused:  # by the head
+            except (PublicationRefused, Invalid):  # definite, whichever compactor says so
                 self._first = number
                 raise
             except LimpetError:
@@ -320,22 +320,21 @@ class RpcPublishers:
             else:
                 self._first = number
                 return published
-        for refusal in passed:
-            if isinstance(refusal, Invalid):
-                raise refusal
+        for rejection in passed:
+            if isinstance(rejection, Denied):
+                raise rejection
         raise Unreachable("; ".join(map(str, passed)), hint=passed[0].hint)
 
     def check(self) -> str:
         """Check all compactors at once. Returns the problems, or "".
 
-        Raises: Denied or Invalid if some reject our secret or our fleet, and none accepts them.
-        Cost: one request to each.
+        Raises: Denied if some reject our secret or our fleet, and none accepts them.   Cost: one request to each.
         """
 
-        def problem(publisher: RpcPublisher) -> str | Denied | Invalid:
+        def problem(publisher: RpcPublisher) -> str | Denied:
             try:
                 return publisher.check()
-            except (Denied, Invalid) as rejection:
+            except Denied as rejection:
                 return rejection
 
         problems = self._runtime.fan_out(problem, self._publishers, at_once=len(self._publishers))
