@@ -174,7 +174,7 @@ def test_a_task_that_ended_while_it_was_copied_is_not_run_again_if_its_receipt_w
 
 
 def test_the_wrong_order_of_a_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "QUEUE_ORDER", backups.QUEUE_ORDER[::-1])
+    monkeypatch.setattr(backups, "QUEUE_ORDER", backup_decide.QUEUE_ORDER[::-1])
     assert TASK.lost(is_known) != []
     assert DELAYED.lost(is_known) != []
 
@@ -340,7 +340,11 @@ class FanningTask:
         def flow() -> list[Any]:
             limpet.wait_signal("begin")
             first = limpet.step(lambda: "a", name="first")
-            handles = [*part.push_many([(first,)] * 20, batch=1), half.push().id, part.using(delay_s=3).push("z").id]
+            handles: list[Any] = [
+                *part.push_many([(first,)] * 20, batch=1),
+                half.push(),
+                part.using(delay_s=3).push("z"),
+            ]
             ends = limpet.gather(handles)
             values = [end.value for end in ends]
             if self.many:
@@ -489,7 +493,7 @@ def test_records_that_are_compiled_while_they_are_copied_are_in_the_copy() -> No
 
 
 def test_the_wrong_order_of_an_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "INDEX_ORDER", backups.INDEX_ORDER[::-1])
+    monkeypatch.setattr(backups, "INDEX_ORDER", backup_decide.INDEX_ORDER[::-1])
     monkeypatch.setattr(backups, "_settle_manifest", lambda run, root: run.copy_below(root, "manifest"))
     assert INDEX.lost(has_records) != []
 
