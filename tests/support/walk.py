@@ -37,17 +37,6 @@ KERNEL = (
     *("store", "cell", "lease", "keys", "keys.py"),
     *("records.py", "errors.py", "runtime.py", "sortedmap.py", "user_code.py"),
 )
-    "store",
-    "cell",
-    "lease",
-    "keys",
-    "keys.py",
-    "records.py",
-    "errors.py",
-    "runtime.py",
-    "sortedmap.py",
-    "user_code.py",
-)
 
 
 class Walk:
