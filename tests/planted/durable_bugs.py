@@ -429,7 +429,7 @@ DURABLE_BUGS = [
     _bug(
         "a step is another one's, whose arguments differ",
         "steps: of one program",
-        0,
+        3,
         ("durable.is_other", "return None not in (record.sha256, sha256) and record.sha256 != sha256", "return False"),
     ),
     _bug(
