@@ -441,7 +441,8 @@ def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(gr
     bad, many = [report.push("signal"), ask.push()], report.push_many([("signal",), ("signal",)])
     ground.work(report, crawl, ask)
     assert [pushed.result().state for pushed in good.values()] == ["completed"] * 4
-    assert [pushed.result().state for pushed in (*bad, *many)] == ["pending"] * 4
+    states = [*(pushed.result().state for pushed in bad), *(handle.result().state for handle in many)]
+    assert states == ["pending"] * 4
     said = [event.note for event in ground.events if event.kind == "warning"]
     assert said == [
         "7 tasks are suspended, and nothing here wakes them: waiting for the signal 'approved' (4); "
