@@ -15,6 +15,7 @@ from limpet.lease import State
 from limpet.queue import Result, Retry
 from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX, EntryClaim, EntryTask
 from limpet.queue.entry import SignalRecord, Suspension
+from limpet.queue.rows import task_rows
 from support.queue import TTL_S, Crash, Process, World, crash, held, raises, rounds
 from support.stores import lost_reply, lost_request
 
@@ -595,3 +596,29 @@ def test_a_result_that_comes_while_a_beat_is_under_way_is_not_counted_without_it
     process.freeze()
     world.process().drain(lambda task: task.done("x" * 3_000))
     assert [world.process().queue.result(id_).value for id_ in ids] == ["x" * 3_000] * 2
+
+
+def test_a_task_of_a_batch_has_its_own_attempts(world: World) -> None:
+    """Not the most that one of the batch took."""
+    process = world.process(max_attempts=5)
+    ids = process.queue.push_many(rounds(3))
+    process.drain(lambda task: task.retry() if task.payload["n"] == 1 and task.attempt < 3 else task.done())
+    assert [process.queue.result(id_).attempts for id_ in ids] == [1, 3, 1]
+    assert [each.attempts for each in process.queue.results(ids)] == [1, 3, 1]
+    rows = task_rows(process.queue.storage).rows
+    assert [rows[id_].attempts for id_ in ids] == [1, 3, 1]
+    whole = process.queue.inspect.receipt(entry_of(ids))
+    assert whole is not None
+    assert (whole.attempts, whole.tried) == (3, {1: 3})
+
+
+def test_a_batch_that_does_not_say_who_was_tried_again_has_the_attempts_of_all(world: World) -> None:
+    """As Limpet 0.1 wrote it."""
+    process = world.process(max_attempts=5)
+    ids = process.queue.push_many(rounds(2))
+    process.drain(lambda task: task.retry() if task.payload["n"] == 1 and task.attempt < 3 else task.done())
+    cell = process.queue.storage.receipt(process.queue.storage.keys.completed_of(entry_of(ids)))
+    seen = cell.read()
+    assert seen is not None
+    cell.attempt(seen, msgspec.structs.replace(seen.value, tried={}))
+    assert [process.queue.result(id_).attempts for id_ in ids] == [3, 3]

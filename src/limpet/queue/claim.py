@@ -66,6 +66,7 @@ from limpet.queue.entry import (
     task_name,
 )
 from limpet.store.api import Absent
+from limpet.user_code import ended, text_of
 
 NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
@@ -73,17 +74,6 @@ NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
 PATIENCE_S = 0.2
 PATIENCE_MAX_S = 3.0
-UNREADABLE = (
-    msgspec.MsgspecError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a payload may raise while it is decoded: bytes that are no JSON, or what a user's own type says about them."""
 INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
 PART_BYTES_MAX = 512 * 1024
@@ -323,15 +313,14 @@ class EntryClaim:
                 attempts = attempts_of(self._lease.record, n) + 1
                 if not self._by_swap:
                     self._progress.attempts[n] = attempts
-            try:
-                payload = self._decoder.decode(self.content.payloads[n])
-            except UNREADABLE as error:
+            payload = ended(self._decoder.decode, self.content.payloads[n])
+            if payload.error is not None:  # the bytes are no JSON, or a user's own type refuses them
                 self._put_back(n)
-                self.give_up(n, f"the payload does not fit: {_short(error)}", unread=True)
+                self.give_up(n, f"the payload does not fit: {_short(payload.error)}", unread=True)
                 continue
             if self._by_swap and (not self._charge(n) or self._ended):
                 return None  # or it was handed back meanwhile
-            return EntryTask(self, n, payload, attempts)
+            return EntryTask(self, n, payload.value, attempts)
 
     def _put_back(self, n: int) -> None:
         """Undo the start of a task whose handler does not run."""
@@ -463,6 +452,13 @@ class EntryClaim:
         with self._mutex:
             if n not in self._progress.durable:
                 self._progress.durable.append(n)
+
+    def check_held(self) -> None:
+        """Return if what was written before this call was written while the entry was ours.
+
+        Raises: LeaseLost; Unavailable.   Cost: as `HeldLease.check_held`.
+        """
+        self._lease.check_held()
 
     def _durable(self) -> set[int]:
         """The tasks that have recorded steps."""
@@ -777,11 +773,11 @@ def apply_error(task: Task, error: Exception | None) -> None:
             task.retry(None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     """What is wrong with a payload, in one line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(text_of(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
 
 

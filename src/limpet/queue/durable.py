@@ -7,12 +7,14 @@ for. See docs/design/0012-durable-tasks.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
 from limpet.lease import State
@@ -42,6 +44,8 @@ DELAYED_MAX_S = 1800.0
 
 # ---- recorded steps ----
 
+DIGEST_CHARS = 8
+"""So much of a digest is shown."""
 CHANGED = "the code has changed since the task began (limpet.version keeps such a task on the old side)"
 
 
@@ -65,28 +69,62 @@ class OtherStep:
 
 
 def recall(
-    log: Mapping[int, Versioned[StepRecord]], number: int, kind: StepKind, name: str
+    log: Mapping[int, Versioned[StepRecord]], number: int, kind: StepKind, name: str, sha256: str | None = None
 ) -> KnownStep | NewStep | OtherStep:
-    """What an attempt does about its step `number`, of that kind and name."""
+    """What an attempt does about its step `number`, of that kind and name, with arguments of that digest."""
     step = log.get(number)
     if step is None:
         return NewStep()
-    if is_other(step.value, kind, name):
-        return OtherStep(mismatch(number, step.value, kind, name))
+    if is_other(step.value, kind, name, sha256):
+        return OtherStep(mismatch(number, step.value, kind, name, sha256, log))
     return KnownStep(step)
 
 
-def is_other(record: StepRecord, kind: StepKind, name: str) -> bool:
-    """Whether a record is of another step than the one that was asked for."""
-    return (record.kind, record.name) != (kind, name)
+def is_other(record: StepRecord, kind: StepKind, name: str, sha256: str | None = None) -> bool:
+    """Whether a record is of another step than the one that was asked for.
+
+    Arguments are compared where both have a digest.
+    """
+    if (record.kind, record.name) != (kind, name):
+        return True
+    return None not in (record.sha256, sha256) and record.sha256 != sha256
 
 
-def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
-    """What is said of a step that was recorded under another name."""
+def mismatch(
+    number: int,
+    record: StepRecord,
+    kind: StepKind,
+    name: str,
+    sha256: str | None = None,
+    log: Mapping[int, Versioned[StepRecord]] | None = None,
+) -> str:
+    """What is said of a step that was recorded under another name, or with other arguments.
+
+    `log`: where the arguments of the step are looked for that was asked for.
+    """
+    recorded, wanted = shown(record.kind, record.name), shown(kind, name)
+    if recorded != wanted:
+        return f"step {number} is recorded as {recorded}, and the code asks for {wanted}: {CHANGED}"
+    wanted_there = (kind, name, sha256)
+    numbers = [
+        n for n, step in (log or {}).items() if (step.value.kind, step.value.name, step.value.sha256) == wanted_there
+    ]
+    where = f", which is recorded as step {numbers[0]}" if numbers else ""
+    before, now = ((digest or "")[:DIGEST_CHARS] for digest in (record.sha256, sha256))
     return (
-        f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
-        f"{shown(kind, name)}: {CHANGED}"
+        f"step {number} is recorded as {recorded} with arguments of digest {before}, and the code asks for {wanted} "
+        f"with {now}{where}: {CHANGED}, or the arguments depend on a clock or on chance"
     )
+
+
+def arguments_digest(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """The digest of the arguments of a step, equal in every process and attempt.
+
+    It covers what can be encoded: of two clients, or two functions, it is the same.
+    """
+    named = [part for name in sorted(kwargs) for part in (name.encode(), records.stable_bytes(kwargs[name]))]
+    parts = [b"", *map(records.stable_bytes, args), b"", *named]
+    return records.digest_of(b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
 
 def shown(kind: StepKind, name: str) -> str:

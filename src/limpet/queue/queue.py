@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -52,6 +52,7 @@ from limpet.queue.api import (
     Peeked,
     Policy,
     Pushed,
+    Queue,
     Result,
     Stats,
     TaskHandle,
@@ -59,7 +60,7 @@ from limpet.queue.api import (
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
-from limpet.queue.durable import WaitingStep, look_again_s, looks
+from limpet.queue.durable import WaitingStep, arguments_digest, look_again_s, looks
 from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
@@ -631,7 +632,8 @@ class BucketQueue(AsyncQueue):
         data = encoded_payload(payload, self._payload_type)
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            step = steps.push(self.name, self._store, partial(self._push_step, data, id, delay_s))
+            push = partial(self._push_step, data, id, delay_s)
+            step = steps.push(self.name, self._store, push, arguments_digest([payload, id], {}))
             return Pushed(self._handle(step.id or ""), step.created)
         pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
@@ -656,13 +658,15 @@ class BucketQueue(AsyncQueue):
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
-        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         steps = RUNNING.get()
         if steps is not None:
-            encoded = [*encoded]  # in a task the iterable may ask for steps itself
+            payloads = [*payloads]  # in a task the iterable may ask for steps itself
+        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         try:
             if steps is not None and steps.numbers_push(has_id=id is not None):
-                entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
+                encoded = [*encoded]
+                push = partial(self._push_steps, encoded, batch, id)
+                entries = steps.push(self.name, self._store, push, arguments_digest([*payloads, id, batch], {})).entries
             else:
                 entries = self._push_many(encoded, batch=batch, id=id)
         except OutcomeUnknown as error:
@@ -689,8 +693,8 @@ class BucketQueue(AsyncQueue):
         entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
-    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        return await in_order(self.push, payload, id=id, delay_s=delay_s)
+    def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Coroutine[Any, Any, Pushed]:
+        return in_order(self.push, payload, id=id, delay_s=delay_s)
 
     def _handle(self, id_: str) -> TaskHandle:
         handle = TaskHandle(id_)
@@ -776,7 +780,8 @@ class BucketQueue(AsyncQueue):
         return f"{pending} {scheduled} {self._store.change_token(keys.root)} {due}"
 
     def stats(self) -> Stats:
-        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
+        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, 1 GET for each lease, and once 1 GET for each receipt in
+        failed/: only receipts tell failed tasks from cancelled ones."""
         self._drop_ended()
         return self.inspect.stats()
 
@@ -918,6 +923,28 @@ class BucketQueue(AsyncQueue):
         encode = partial(encoded_payload, payload_type=self._payload_type)
         adopter = Adopter(self.storage, self._pusher.place, encode, source, in_place=in_place)
         return adopter.take_over(quiesced=quiesced)
+
+    def check_own(self) -> None:
+        """Check, before a worker starts, that these are not the files of another program.
+
+        A sweep would take those that have ended there for receipts, and delete them by their age.
+        Raises: Unsupported, if one is the first of its folder, and nothing was swept before.
+        Cost: 1 HEAD; before the first sweep 3 LISTs and up to 3 GETs more.
+        """
+        keys = self.storage.keys
+        try:
+            if self.storage.exists(keys.sweep):
+                return
+            firsts = [next(self._store.list(folder), None) for folder in (keys.pending, keys.completed, keys.failed)]
+            blobs = self._store.get_many([first.key for first in firsts if first is not None])
+        except LimpetError:
+            return  # a claim will fail too, and report it
+        for key, blob in blobs.items():
+            if not isinstance(blob, LimpetError) and records.is_foreign(blob.data):
+                raise Unsupported(
+                    f"{key} is a file of another program, in the folder of queue {self.name!r}",
+                    hint=f"stop that program, then `limpet queue adopt {self.name} --quiesced` takes its tasks over",
+                )
 
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
@@ -1318,3 +1345,14 @@ class BucketQueue(AsyncQueue):
             return None
         claim = EntryClaim(self.storage, self.policy, self._decoder, self._renewer, holding, content, batch=batch)
         return claim if holding.token == 1 or claim.give_up_exhausted() else None
+
+
+def pending_in(queue: Queue) -> int:
+    """How many tasks of a queue have not ended: the `pending` of its `stats`.
+
+    Cost: 1 LIST per 1,000 objects that wait; on SQS that of `stats`.
+    """
+    if not isinstance(queue, BucketQueue):
+        return queue.stats().pending
+    queue._drop_ended()
+    return queue.inspect.pending()

@@ -6,8 +6,9 @@ checked on what every attempt saw, on the functions that ran, and on every mutat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from limpet import records
-from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.errors import Conflict, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_scheduled, parts_of_step
 from limpet.lease import State
 from limpet.queue import BucketQueue, Fail, Policy, Result, Task, decide
@@ -48,6 +49,11 @@ LATE_S = 300.0
 """How long that task may take otherwise: the worker looks every half a minute."""
 DELAY_S = 2_000.0
 """How long users delay durable tasks, at most: some still wait when what was sent to them is old enough for a sweep."""
+
+OTHER = " is recorded as step "
+"""What a task is told whose steps were made by another version of its program."""
+DOZE_S = 400.0
+"""How long a process sleeps inside of a step, at most: its task may have ended by then."""
 
 STEPS = steps("completed: put", "lease: create free take takeover", "steps: delete list put read", "task: delete put")
 """The steps of the protocol at which a process may be struck."""
@@ -134,6 +140,12 @@ class DurableActors(Actors):
         """Whether a task sleeps for more than an hour at the end, while the store's clock is set back."""
         self.bad_batches = chance(68) < 0.5
         """Whether the tasks of a batch fail, each for itself, and are retried."""
+        self.dozes = chance(74) < 0.25
+        """Whether processes sleep inside of steps until others may have ended their tasks."""
+        self.beside = chance(75) < 0.15
+        """Whether durable tasks ask for steps in threads beside their own, after a wait."""
+        self.reordered = plan.mixed_versions and chance(71) < 0.5
+        """Whether the later version of the program makes the same steps in another order."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     @staticmethod
@@ -168,6 +180,7 @@ class DurableActor(Actor):
         super().__init__(runtime, store)
         self.actors = actors
         self.model = actors.model
+        self.naps = 0
         self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
         plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
         self.parts = BucketQueue(store, PART, runtime, policy=plain)
@@ -250,7 +263,7 @@ class DurableActor(Actor):
         if what == "fail" or (what == "flaky" and task.attempt == 1):
             task.retry(error="it fails")
             return
-        value = self.new_value()
+        value = f"{self.new_value()} of {task.payload.get('first')}"
         self.model.returned.setdefault(first_life(task.id), set()).add(value)
         task.done(value)
 
@@ -268,7 +281,7 @@ class DurableActor(Actor):
             task.suspend(error.wait_s, error.suspension)
         except Fail as error:
             run.ended = "failed"
-            if "it is to fail" not in str(error):
+            if "it is to fail" not in str(error) and not (self.actors.reordered and OTHER in str(error)):
                 raise Violation(f"{task.id} failed: {error}") from None
             task.fail(str(error))
         except LimpetError as error:
@@ -280,21 +293,68 @@ class DurableActor(Actor):
         finally:
             RUNNING.reset(token)
 
-    def note_step(self, run: FlowRun, number: int, slow: float) -> str:
-        """The function of a step."""
-        self.model.calls.append(StepCall(self.world.now_s, run, number))
-        self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
-        return self.new_value()
+    def noted(self, run: FlowRun) -> Callable[[int, float], str]:
+        """The function of a step of that run."""
+
+        def note_step(number: int, slow: float) -> str:
+            self.model.calls.append(StepCall(self.world.now_s, run, number))
+            self.doze()
+            self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
+            return self.new_value()
+
+        return note_step
+
+    def doze(self) -> None:
+        """Stop the process now and then, as SIGSTOP does: longer than its lease lasts."""
+        self.naps += 1
+        chance = partial(self.world.chance, 72, self.process.index, self.naps)
+        if self.actors.dozes and chance(0) < 0.2 and self.world.strike(f"{self.process.name}/nap{self.naps}", "pause"):
+            self.process.paused_until_s = self.world.now_s + DOZE_S * chance(1)
+
+    def ask_beside(self, run: FlowRun) -> None:
+        """Two steps that threads beside the handler's ask for, each after a wait; where that is refused, none."""
+        values: dict[int, str] = {}
+        errors: list[Exception] = []
+
+        def ask(place: int) -> None:
+            self.runtime.sleep(self.world.chance(73, self.process.index, self.draws, place) * 2)
+            try:
+                values[place] = step(self.new_value, name="beside")
+            except Invalid:
+                pass
+            except (LimpetError, Fail) as error:
+                errors.append(error)
+
+        threads = [self.runtime.spawn(partial(copy_context().run, ask, n), name=f"beside-{n}") for n in (0, 1)]
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        for place, value in values.items():
+            self.model.saw(run, 20 + place, value)
+
+    def charge(self, run: FlowRun) -> None:
+        """Steps of one name, each for somebody else; the later version of the program makes them in another order."""
+        for name in ("bob", "ann") if self.process.newer else ("ann", "bob"):
+            charged = step(lambda of: f"{of} {self.new_value()}", name, name="charge")
+            if not charged.startswith(name):
+                raise Violation(f"{run.who} charged {name} in {run.id}, and got {charged!r}")
+            self.model.saw(run, 10 + (name == "bob"), charged)
 
     def flow(self, task: Any, run: FlowRun) -> dict[str, Any]:
         """The program of a durable task: the same whenever it runs. The numbers are those of its steps."""
         what, slow = task.payload["what"], float(task.payload["slow"])
-        first = step(self.note_step, run, 0, slow, name="first")
+        first = step(self.noted(run), 0, slow, name="first")
         self.model.saw(run, 0, first)
+        if self.actors.reordered:
+            self.charge(run)
+        if self.actors.beside:
+            self.ask_beside(run)
         kinds = [CHILD_KINDS[int(self.world.chance(63, ord(char)) * len(CHILD_KINDS))] for char in task.payload["by"]]
         of = first_life(run.id)
-        calls = [{"what": kind, "slow": slow, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
-        single = {"what": "ok", "slow": 0.5, "of": f"{of} single"}
+        about = {"slow": slow, "first": first}
+        calls = [{**about, "what": kind, "of": f"{of} {place}"} for place, kind in enumerate(kinds[-3:])]
+        single = {**about, "what": "ok", "slow": 0.5, "of": f"{of} single"}
         delay_s = round(SLEEP_S * slow) if self.actors.delays else 0.0
         handles: list[Any] = [*self.parts.push_many(calls, batch=2), self.parts.push(single, delay_s=delay_s).id]
         for place, handle in enumerate(handles):
@@ -304,6 +364,8 @@ class DurableActor(Actor):
         ends = gather(handles)
         if [end.id for end in ends] != handles:
             raise Violation(f"a gather of {handles} returned {[end.id for end in ends]}")
+        if other := next((end for end in ends if end.ok and not end.value.endswith(f" of {first}")), None):
+            raise Violation(f"{run.id} has recorded {first} and pushed {other.id} with another value: {other.value}")
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends
         self.model.saw(run, 4, version("a change"))
@@ -314,7 +376,7 @@ class DurableActor(Actor):
             self.model.saw(run, 6, wait_signal("go", timeout_s=SIGNAL_S * slow, default="none came"))
             if run.attempt == 1:
                 raise Unavailable("it fails in its first attempt, after the wait")
-        last = step(self.note_step, run, 99, slow / 2, name="last")
+        last = step(self.noted(run), 99, slow / 2, name="last")
         self.model.saw(run, 99, last)
         if what == "fail" and RETRY_MARK not in run.id:
             raise Fail("it is to fail")
@@ -508,8 +570,8 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
         claims.setdefault((applied.entry, record.token), applied.at_s)
     recorded: dict[tuple[str, str], float] = {}
     for applied in bucket.changes(f"{FLOWS.steps}/"):
-        if applied.data is not None and b'"kind":"step"' in applied.data:
-            name = "first" if b'"name":"first"' in applied.data else "last"
+        if applied.data is not None and (names := [name for name in ("first", "last") if _names(applied.data, name)]):
+            [name] = names
             entry, leaf = applied.key.rsplit("/", 2)[1:]
             recorded.setdefault((f"{entry}/{leaf.split('.')[0]}", name), applied.at_s)
     for call in model.calls:
@@ -539,6 +601,10 @@ def _sleeps_last_as_long_as_they_should(bucket: Bucket, plan: RunPlan, model: Du
             raise Violation(
                 f"{run.who} suspended {run.id} in a sleep of {wait_s:g} s, {run.at_s - recorded_s:.0f} s old"
             )
+
+
+def _names(record: bytes, name: str) -> bool:
+    return b'"kind":"step"' in record and f'"name":"{name}"'.encode() in record
 
 
 def _signals_are_seen(bucket: Bucket, model: DurableModel) -> None:

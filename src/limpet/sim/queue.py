@@ -367,7 +367,8 @@ class FarQueueActor(QueueActor):
             worker.hand_back()
 
     def handled(self, payload: Any) -> dict[str, str]:
-        """The handler of the worker."""
+        """The handler of the worker. That of a dead process notes nothing: the worker keeps what it raises."""
+        self.world.check_alive(self.process)
         task = current_task()
         assert task is not None
         part = batch_of(task.id)

@@ -10,7 +10,7 @@ from functools import partial
 from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Claim, Queue
 from limpet.runtime import Runtime
-from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
+from limpet.worker.protocol import EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.runner import Job, Permits, Rate, Runner, SharedClaim, WorkerReport
 from limpet.worker.schedule import CronPusher
 
@@ -236,8 +236,15 @@ class Worker:
         return self.counts()
 
     def run_here(self) -> TaskCounts:
-        """Do the work of the first thread in the calling one, until it ends. Cron pushes nothing."""
-        self._run_thread(self._runners[0])
+        """Do the work of the first thread in the calling one, until it ends. Cron pushes nothing.
+
+        Raises: KeyboardInterrupt after a SIGINT; the task that it interrupted went back.
+        """
+        with InterruptWatch() as interrupts:
+            self._runners[0].interrupts = interrupts
+            self._run_thread(self._runners[0])
+        if interrupts.came:
+            raise KeyboardInterrupt
         return self.counts()
 
     def start(self) -> None:
