@@ -1222,10 +1222,20 @@ class BucketQueue(AsyncQueue):
             return True
         others = [look for look in wanted if look.signal is None]
         at_once = self._store.at_once if self._store.far else 1
-        return any(
-            any(self._runtime.fan_out(partial(self._have_ended, version=version), group, at_once=at_once))
-            for group in batched(others, lambda look: 1, size=at_once)
-        )
+        for group in batched(others, lambda look: 1, size=at_once):
+            answers = self._runtime.fan_out(partial(self._have_ended_or_why, version=version), group, at_once=at_once)
+            for answer in answers:
+                if isinstance(answer, LimpetError):
+                    raise answer
+            if any(answers):
+                return True
+        return False
+
+    def _have_ended_or_why(self, look: WaitingStep, *, version: Version) -> bool | LimpetError:
+        try:
+            return self._have_ended(look, version=version)
+        except LimpetError as error:
+            return error
 
     def _has_come(self, entry: str, look: WaitingStep) -> bool:
         """Whether the signal that a task waits for is there.   Cost: 1 GET."""
