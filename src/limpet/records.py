@@ -33,6 +33,8 @@ SECONDS_MAX = 10 * 366 * 86400.0
 NAME_MAX = 1024
 TEXT_MAX = 1 << 16
 ERROR_MAX = 200
+OWN_FIELDS = frozenset(("schema", "write_id"))
+"""Fields that every JSON object of Limpet has. One of another program is unlikely to have both."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
@@ -274,6 +276,15 @@ def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MA
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{what} is not valid JSON: {error}") from None
     return plain(value, what=what)
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether the bytes are a JSON object of another program: not empty, and without the fields that all ours have."""
+    try:
+        value = parse_json(data, what="it")
+    except Invalid:
+        return False
+    return isinstance(value, dict) and bool(value) and not value.keys() & OWN_FIELDS
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -149,6 +149,21 @@ def test_a_burst_does_what_waits_and_leaves() -> None:
     assert failed["note"] == "the payload has a field 'wrong', which urgent(n: int) does not take"
 
 
+def test_files_of_another_program_are_refused_and_adopt_is_named() -> None:
+    limpet.open("./fleet", durability="os").check()
+    old = Path("fleet/queues/bulk/completed/a.com.json")
+    old.parent.mkdir(parents=True)
+    old.write_text('{"n": 1}')
+    done = _run("app:fleet", "-q", "bulk", "--burst")
+    assert done.returncode == 1
+    assert "completed/a.com.json is a file of another program, in the folder of queue 'bulk'" in done.stderr
+    assert "`limpet queue adopt bulk --quiesced`" in done.stderr
+    assert old.read_text() == '{"n": 1}'
+    command = limpet_command("queue", "adopt", "bulk", "--quiesced", "-u", "fleet")
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    assert _run("app:fleet", "-q", "bulk", "--burst").returncode == 0
+
+
 def test_an_empty_fleet_is_a_short_burst() -> None:
     done = _run("app:fleet", "--burst")
     assert (done.returncode, done.stdout) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planted.backup_bugs import BACKUP_BUGS
 from planted.bug import Bug, Change
 from planted.catalog_bugs import CATALOG_BUGS
 from planted.durable_bugs import DURABLE_BUGS
@@ -432,5 +433,17 @@ _STORES = [
     ),
 ]
 
-BUGS = {bug.name: bug for bug in [*_ALL, *_STORES, *QUEUE_BUGS, *DURABLE_BUGS, *SYNC_BUGS, *INDEX_BUGS, *CATALOG_BUGS]}
+BUGS = {
+    bug.name: bug
+    for bug in [
+        *_ALL,
+        *_STORES,
+        *QUEUE_BUGS,
+        *DURABLE_BUGS,
+        *BACKUP_BUGS,
+        *SYNC_BUGS,
+        *INDEX_BUGS,
+        *CATALOG_BUGS,
+    ]
+}
 """By name."""

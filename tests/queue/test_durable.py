@@ -408,6 +408,71 @@ def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, m
     assert not queue.claim()
 
 
+def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(ground: Ground) -> None:
+    fleet = ground.fleet
+
+    @fleet.task("crawl", backoff_s=60.0)
+    def crawl(n: int) -> int:
+        task = limpet.current_task()
+        if n == 1 and task is not None and task.attempt == 1:
+            raise RuntimeError("it fails once")
+        return n
+
+    @fleet.task("ask")
+    def ask() -> Any:
+        return limpet.wait_signal("approved")
+
+    @fleet.task("report", durable=True)
+    def report(what: str) -> Any:
+        match what:
+            case "sleep":
+                return limpet.sleep(3600)
+            case "limit":
+                return limpet.wait_signal("approved", timeout_s=3600, default="none came")
+            case "retry":
+                return [end.value for end in limpet.gather([crawl.push(1)])]
+            case "delayed":
+                return [end.value for end in limpet.gather([crawl.using(delay_s=600).push(2)])]
+            case _:
+                return [end.value for end in limpet.gather([crawl.push(3), ask.push()])]
+
+    good = {what: report.push(what) for what in ("sleep", "limit", "retry", "delayed")}
+    bad = [report.push("signal"), ask.push(), *report.push_many([("signal",), ("signal",)])]
+    ground.work(report, crawl, ask)
+    assert [pushed.result().state for pushed in good.values()] == ["completed"] * 4
+    assert [report.queue.result(bad[0].id).state, *(each.result().state for each in bad[1:])] == ["pending"] * 4
+    said = [event.note for event in ground.events if event.kind == "warning"]
+    assert said == [
+        "7 tasks are suspended, and nothing here wakes them: waiting for the signal 'approved' (4); "
+        "waiting for 2 tasks in 'ask' and 'crawl' (3)"
+    ]
+    for each in ask.queue.peek(9):
+        ask.queue.signal(each.id, "approved", "yes")
+    ground.events.clear()
+    ground.work(report, crawl, ask)
+    assert [each.result().value for each in bad[2:]] == [[3, "yes"]] * 2
+    assert ground.kinds("warning") == []
+
+
+def test_a_worker_of_another_queue_waits_for_a_task_until_that_waits_for_a_signal(ground: Ground) -> None:
+    @ground.fleet.task("ask")
+    def ask() -> Any:
+        return limpet.wait_signal("approved")
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> Any:
+        return [end.value for end in limpet.gather([ask.push()])]
+
+    report.push()
+    ground.runtime.time.at(600, lambda: ground.work(ask, until_empty=False))
+    began_s = ground.runtime.elapsed_s()
+    ground.work(report)
+    assert 600 <= ground.runtime.elapsed_s() - began_s < 700
+    assert [event.note for event in ground.events if event.kind == "warning"] == [
+        "1 task is suspended, and nothing here wakes it: waiting for 1 tasks in 'ask'"
+    ]
+
+
 @pytest.mark.parametrize(("sleep_s", "after_s"), [(3.0, 1.0), (7200.0, 1800.0), (7200.0, 7100.0)])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_sleep_ends_in_time_though_the_clock_of_the_store_was_set_back(

@@ -163,6 +163,28 @@ def test_a_worker_of_an_earlier_life_replaces_nothing(world: World) -> None:
     assert queue.result("order-7").value == "bob's"
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_a_worker_that_wakes_up_in_another_life_ends_nothing(world: World, many: bool) -> None:
+    process, sleeper = world.process(retention_s=RETENTION_S), world.process()
+
+    def push() -> str:
+        if many:
+            return process.queue.push_many(rounds(1), id="many")[0]
+        return process.queue.push({}, id="order-7").id
+
+    id_ = push()
+    _, task = sleeper.start()
+    sleeper.freeze()
+    assert process.drain(lambda task: task.done("ann's")) == [id_]
+    world.time.sleep(RETENTION_S + DAY_S)
+    process.queue.sweep()
+    push()
+    task.done("ann's, late")
+    sleeper.queue.flush()
+    assert process.drain(lambda task: task.done("bob's")) == [id_]
+    assert process.queue.result(id_).value == "bob's"
+
+
 def test_a_retry_from_scratch_takes_nothing_from_a_retry_that_died(world: World) -> None:
     flow = flow_of(world)
     queue = flow.process.queue

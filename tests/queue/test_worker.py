@@ -342,6 +342,32 @@ def test_hand_back_restores_the_attempt(ground: Ground) -> None:
         assert [(task.id, task.attempt) for task in claim] == [(pushed.id, 1)]
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_cancelled_task_is_not_said_to_be_handed_back(ground: Ground, heard: bool) -> None:
+    """`heard`: the worker has learned of it by a heartbeat. Its handler runs to its end in either case, and counts."""
+
+    def handle(payload: dict[str, Any]) -> str:
+        ground.runtime.sleep(500)
+        return "done all the same"
+
+    job = ground.job("q", handle)
+    pushed = job.queue.push({"n": 1})
+    worker = ground.worker(job)
+    worker.start()
+    ground.runtime.sleep(5)
+    assert job.queue.cancel(pushed.id)
+    said = job.queue.result(pushed.id).error
+    assert said is not None
+    assert said.startswith("cancelled: host:p1 may still run its handler")
+    ground.runtime.sleep(100 if heard else 1)
+    worker.hand_back()
+    assert (worker.counts().handed_back, worker.counts().lost) == (0, 1)
+    assert ground.kinds() == ["started", "lost"]
+    assert ground.events[-1].note == "it was cancelled, or another worker has it"
+    ground.runtime.sleep(600)
+    assert (job.queue.result(pushed.id).state, job.queue.result(pushed.id).value) == ("completed", "done all the same")
+
+
 def test_a_signal_in_a_handler_ends_the_worker_of_this_thread_and_its_own_interrupt_does_not(ground: Ground) -> None:
     def handle(payload: dict[str, Any]) -> None:
         if payload["n"] == 1:

@@ -11,13 +11,19 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
+import limpet
+from limpet.app.catalogs import leader_of
+from limpet.app.fleet import check_same
+from limpet.catalog.compactor import Compactor
 from limpet.cli.serve import _announce
 from limpet.errors import Invalid
 from limpet.runtime import system
@@ -223,6 +229,43 @@ def test_an_api_with_a_wrong_secret_is_not_ready(tmp_path: Path) -> None:
         assert answer.status == 503
         assert "rejects our secret" in answer.json["error"]
         assert ask(url, "GET", "/healthz").status == 200
+
+
+def test_an_api_whose_compactor_belongs_to_another_fleet_is_not_ready_and_commits_nothing(tmp_path: Path) -> None:
+    """A15: a commit must not be acknowledged in another fleet."""
+    other = tmp_path / "other"
+    env = {"LIMPET_RPC_SECRET": SECRET}
+    with (
+        compactor(other) as server,
+        started("api", "--compactor-url", server.url, "--url", str(tmp_path / "fleet"), env=env) as url,
+    ):
+        answer = ask(url, "GET", "/readyz")
+        assert answer.status == 503
+        assert "this compactor belongs to fleet" in answer.json["error"]
+        assert ask(url, "POST", "/v1/namespaces", {"namespace": ["a"]}).status == 503
+    assert limpet.open(other).catalog().namespaces().names == []
+
+
+def test_a_leader_whose_fleet_was_replaced_leads_no_more(tmp_path: Path) -> None:
+    """A15: the folder is deleted below it, and another fleet, or a restored one, is put there."""
+    fleet = limpet.open(tmp_path / "fleet")
+    with fleet.lead_catalog() as catalog:
+        catalog.create_namespace(["a"])
+    leader = leader_of(catalog.storage, Compactor(catalog.storage).publish)
+    leader.check_fleet = partial(check_same, fleet)
+    leader.turn()
+    assert leader.leads
+    leader._resign()
+    fields = msgspec.json.decode((tmp_path / "fleet/limpet.json").read_bytes())
+    for change, what in (({"id": "another"}, "replaced by fleet another"), ({"epoch": 9}, "restored from a backup")):
+        (tmp_path / "fleet/limpet.json").write_bytes(msgspec.json.encode({**fields, **change}))
+        leader.turn()
+        assert not leader.leads
+        assert what in str(leader.trouble)
+    (tmp_path / "fleet/limpet.json").write_bytes(msgspec.json.encode(fields))
+    leader.turn()
+    assert leader.leads
+    leader._resign()
 
 
 # ---- TLS ----

@@ -10,6 +10,8 @@ SEEDS = {
     "queue": 1_500,
     "queue_far": 500,
     "durable": 1_000,
+    "backup": 200,
+    "lives": 400,
     "supervisor": 1_000,
     "index": 1_000,
     "index_far": 500,

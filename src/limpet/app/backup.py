@@ -551,8 +551,8 @@ class _Run:
         """Entries that recorded pushes name and that the source does not have either."""
         self._unread: dict[str, list[Key]] = {}
         """The steps that were in the target already, by their entry."""
-        self._asking: set[str] = set()
-        """The entries with a new gather that asks for results again."""
+        self._gathering: set[str] = set()
+        """The entries with a new gather."""
         self._tell = tell
         self._lease = turn.lease
         self._unlisted: list[_Line] = []
@@ -615,9 +615,9 @@ class _Run:
         self._record(_Line(key, len(data), blob_version, digest_of(data)), copied=True)
 
     def read_names(self) -> None:
-        """Read what steps name that an earlier run has copied, of the entries with a gather that asks for results
-        again: only these refer to the ends of tasks that were pushed before.   Cost: 1 GET each, in the target."""
-        unread = [key for entry in self._asking for key in self._unread.pop(entry, ())]
+        """Read what steps name that an earlier run has copied, of the entries with a new gather: it refers to the ends
+        of tasks that they have pushed.   Cost: 1 GET each, in the target."""
+        unread = [key for entry in self._gathering for key in self._unread.pop(entry, ())]
 
         def names(key: Key) -> StepNames:
             return names_in_step(key, _patiently(self.runtime, lambda: self.target.get(key)).data)
@@ -709,8 +709,8 @@ class _Run:
         entry = entry_at(key)
         if entry is not None and step.pushed:
             self.pushed.setdefault(entry, set()).update(step.pushed)
-        if entry is not None and step.asks:
-            self._asking.add(entry)
+        if entry is not None and step.gathers:
+            self._gathering.add(entry)
 
     def _note(self, stat: Stat, outcome: _Line | LimpetError, wanted: _Line | None) -> None:
         match outcome:

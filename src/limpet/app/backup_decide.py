@@ -17,7 +17,7 @@ import msgspec
 from limpet import records
 from limpet.errors import Invalid, LimpetError
 from limpet.keys import QueueKeys, batch_of, entry_of, name_of_receipt, parts_of_scheduled
-from limpet.queue.entry import GatheredStep, PushedStep, StepRecord
+from limpet.queue.entry import PushedStep, StepRecord
 from limpet.records import Count, Digest, Instant, Name
 
 ORDER: tuple[tuple[str, str], ...] = (
@@ -113,13 +113,13 @@ def check_target(before: BackupRecord | None, wanted: BackupRecord, *, is_empty:
         )
     if before is None:
         return
+    if wanted.purpose == before.purpose == "restore" and before.state == "finished":
+        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     if (before.purpose, before.source) != (wanted.purpose, wanted.source):
         raise Invalid(
             f"{target_url} holds a {before.purpose} of {before.source}, not of {wanted.source}",
             hint="name another target, or empty this one",
         )
-    if wanted.purpose == "restore" and before.state == "finished":
-        raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     if before.fleet is not None and wanted.fleet is not None and before.fleet != wanted.fleet:
         raise Invalid(
             f"{target_url} holds a backup of fleet {before.fleet}, and {wanted.source} is fleet {wanted.fleet} now",
@@ -204,11 +204,11 @@ def superseded(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepNames:
-    """What a recorded step refers to. `asks`: a gather that asks for the results of completed tasks again."""
+    """What a recorded step refers to. `gathers`: the ends of what earlier steps have pushed."""
 
     pushed: tuple[str, ...] = ()
     """Entries, as `queues/QUEUE/ENTRY`."""
-    asks: bool = False
+    gathers: bool = False
 
 
 def names_in_step(key: str, data: bytes) -> StepNames:
@@ -219,11 +219,9 @@ def names_in_step(key: str, data: bytes) -> StepNames:
             made = records.decode(bytes(step.value), PushedStep, what=key)
             names = [*made.entries, *([] if made.id is None else [entry_of(made.id)])]
             return StepNames(tuple(f"{QueueKeys.of(step.name).root}/{name}" for name in names))
-        if step.kind == "gather":
-            return StepNames(asks=not records.decode(bytes(step.value), GatheredStep, what=key).values)
+        return StepNames(gathers=step.kind == "gather")
     except LimpetError:
         return StepNames()
-    return StepNames()
 
 
 @dataclass(frozen=True, slots=True)

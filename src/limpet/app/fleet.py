@@ -456,6 +456,23 @@ def open_shared(
     return None
 
 
+def check_same(fleet: Fleet) -> None:
+    """Return if the fleet at this URL is the one that was opened, as it was restored last.
+
+    Raises: Invalid, Missing.   Cost: 1 GET.
+    """
+    opened, now = fleet.record, record_cell(fleet.store, fleet.runtime).read()
+    if now is None:
+        raise Missing(f"there is no fleet at {fleet.url} any more", hint="was it deleted? stop this process")
+    ids = {record.id for record in (opened, now.value) if record.id}
+    if len(ids) > 1 or (opened.epoch or 0) != (now.value.epoch or 0):
+        what = "restored from a backup" if len(ids) == 1 else f"replaced by fleet {now.value.id}"
+        raise Invalid(
+            f"the fleet at {fleet.url} was {what} since this process began",
+            hint="start this process again, if that is meant",
+        )
+
+
 def home_of(shared: Fleet) -> Home:
     """Which fleet is at that URL now.   Raises: Missing; Unsupported while it is being restored.   Cost: 1 GET."""
     from limpet.queue.sync import Home
@@ -878,7 +895,8 @@ class Fleet:
             return nullcontext(through) if through is not None else self.lead_catalog(wait_s=wait_s)
 
         check_has_store(self.url, "tables need a store")
-        return import_tables(SourceCatalog(uri, name, options), self.catalog(), None if dry_run else writing)
+        catalog = self.catalog()
+        return import_tables(SourceCatalog(uri, name, options), catalog, None if dry_run else writing)
 
     @contextmanager
     def _writing(self, through: TableWriter | None, wait_s: float) -> Iterator[TableWriter]:

@@ -159,6 +159,8 @@ class Leader:
         """The error that kept this process from leading, while no other one leads."""
         self.group_published: Callable[[int], object] | None = None
         """Called with the number of commits in each group that was published."""
+        self.check_fleet: Callable[[], object] | None = None
+        """Called before each term. Raises: LimpetError if what this process serves is not there any more."""
 
     @property
     def leads(self) -> bool:
@@ -262,6 +264,8 @@ class Leader:
 
     def _begin(self, lease: Lease, renewer: Renewer) -> _Term:
         """Publish the epoch of a new term, then load the state. Before the epoch, an older leader may still publish."""
+        if self.check_fleet is not None:
+            self.check_fleet()
         before = self._view.now()
         last_id = before.head.last_id if before else ""
         if before is not None and before.head.token >= lease.token:

@@ -442,7 +442,9 @@ class VersionWatch:
         """This process has just written `version` there: it knows its age from now on, not only a lower bound of it."""
         self.unchanged_s(key, version)
         with self._mutex:
-            self._first[key].ours = True
+            watched = self._first.get(key)
+            if watched is not None and watched.version == version:
+                watched.ours = True
 
     def ours(self, key: Key, version: Version) -> bool:
         """Whether this process wrote `version` there, as far as it remembers."""

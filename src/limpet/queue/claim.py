@@ -16,7 +16,17 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Fence
-from limpet.errors import Conflict, Corrupt, Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
 from limpet.keys import Key
 from limpet.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
 from limpet.queue.api import Fail, Policy, Retry, Task
@@ -25,6 +35,7 @@ from limpet.queue.decide import (
     attempt_record,
     attempts_of,
     backoff_s,
+    bare,
     batch_receipt,
     charged,
     clean_text,
@@ -67,6 +78,8 @@ INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
 PART_BYTES_MAX = 512 * 1024
 SLOTS_READ_MAX = 8
+OUTLIVED_S = 3 * 86400.0
+"""A claim that ran out so long ago asks whether the entry is still the one that it had."""
 
 
 class Results:
@@ -258,6 +271,11 @@ class EntryClaim:
     @property
     def lost(self) -> bool:
         return self._lease.lost
+
+    @property
+    def released(self) -> bool:
+        """Whether it has let the entry go for others."""
+        return self._lease.released
 
     def __bool__(self) -> bool:
         return True
@@ -603,8 +621,21 @@ class EntryClaim:
 
         self.patiently(finish)
 
+    def _outlived(self) -> bool:
+        """Whether this claim ran out so long ago that its entry's name may be that of another life: then nothing of it
+        counts. Receipts last for a week at least, and the clock also counts time asleep.   Cost: nothing; then 1 GET.
+        """
+        if self._lease.valid_for_s() > -OUTLIVED_S or self.content.minted:
+            return False
+        try:
+            return self.storage.content(self.entry, batch=self.batch).write_id != self.content.write_id
+        except (Missing, Corrupt, Unsupported):
+            return True
+
     def _write_end(self) -> None:
-        if self.batch:
+        if self._outlived():
+            self._end()
+        elif self.batch:
             self._finish_batch()
         else:
             record = self._lease.record
@@ -659,6 +690,8 @@ class EntryClaim:
         A task that the batch's receipt lists as done has completed, and nothing is added to that.
         Cost: 1 PUT each; for a batch 1 GET.
         """
+        if tasks and self._outlived():
+            return
         if self.batch and tasks:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
@@ -696,14 +729,15 @@ class EntryClaim:
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
+        def change(record: EntryLease) -> EntryLease:
+            record = handed_back(self._written(record), returned, started=self._running)
+            return freed(record, len(self.content.ids), self._runtime.wall())
+
         self._write_large()
-        self._lease.free(
-            lambda record: freed(
-                handed_back(self._written(record), returned, started=self._running),
-                len(self.content.ids),
-                self._runtime.wall(),
-            )
-        )
+        try:
+            self._lease.free(change)
+        except Invalid:  # it is too large for a cell, by names of an unforeseen length
+            self._lease.free(lambda record: bare(change(record)))
         self.storage.watch.wrote(self.storage.keys.lease(self.entry), self._lease.version)
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:

@@ -362,6 +362,18 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
     return found
 
 
+def stands_still(record: EntryLease, count: int) -> list[WaitingStep]:
+    """What the tasks of an entry wait for, if none of them goes on at a time or is with a worker; else nothing."""
+    found: list[WaitingStep] = []
+    for n in open_tasks(record, count) if record.state is State.FREE else ():
+        each = record.suspended.get(n)
+        awaits = [] if each is None else [key for key in each.awaits if _is_entry(key)]
+        if each is None or each.due_s is not None or not (awaits or each.signal):
+            return []
+        found.append(WaitingStep(n, awaits, each.signal, each.life))
+    return found
+
+
 def _is_entry(key: str) -> bool:
     """Whether a key, which comes from a lease, is that of a task or a batch. Others are not looked at."""
     place = queue_place(key)

@@ -26,6 +26,8 @@ from limpet.runtime import Runtime
 from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
 
 SYNC_COMPACT = "/internal/sync-compact"
+FLEET = "limpet-fleet"
+"""The header with the id of the API's fleet. A compactor of Limpet 0.1 does not read it."""
 CONNECT_S = 5.0
 ANSWER_S = 20.0
 CHECK_S = 2.0
@@ -54,21 +56,32 @@ class PublishAnswer(msgspec.Struct, frozen=True, kw_only=True):
 # ---- the compactor's end ----
 
 
-def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens) -> list[Route]:
+def compactor_routes(publishers: Mapping[str, Publisher], secret: Tokens, fleet: str = "") -> list[Route]:
     """`POST /internal/sync-compact` publishes; `GET` lets an API check its secret.
 
-    Each domain has a publisher. The APIs send `secret`.
+    Each domain has a publisher. The APIs send `secret`, and the id of their fleet, which must be `fleet`.
     """
 
-    def check(_: Request) -> Response:
+    def check_fleet(request: Request) -> None:
+        theirs = request.header(FLEET.encode()) or ""
+        if fleet and theirs and theirs != fleet:
+            raise Denied(
+                f"this compactor belongs to fleet {fleet}, and the API to fleet {theirs}",
+                hint="check --compactor-url, and the URL of the fleet on both sides",
+            )
+
+    def check(request: Request) -> Response:
+        check_fleet(request)
         return json_response({"domains": [*publishers]})
 
     def sync_compact(request: Request) -> Response:
         """Publish ledger objects as one commit. Idempotent.
 
         200 with the version and the commit; 409 `stale_fencing_token` or `version_conflict`, decided by the head;
-        400 for paths that are not batches of the domain; 503 if nothing was attempted; 500 if the outcome is unknown.
+        400 for paths that are not batches of the domain; 403 for an API of another fleet; 503 if nothing was attempted;
+        500 if the outcome is unknown.
         """
+        check_fleet(request)
         order = request.struct(PublishOrder)
         publish = publishers.get(order.domain)
         if publish is None:
@@ -105,7 +118,14 @@ class RpcPublisher:
     """Publishes batches of one domain through the compactor at `url`. Thread-safe; connections are reused."""
 
     def __init__(
-        self, url: str, secret: str | None, runtime: Runtime, *, domain: str = "catalog", ca: str | None = None
+        self,
+        url: str,
+        secret: str | None,
+        runtime: Runtime,
+        *,
+        domain: str = "catalog",
+        ca: str | None = None,
+        fleet: str = "",
     ) -> None:
         """`ca` is a file with the certificate authorities to trust; None: those of the system.   Raises: Invalid."""
         parts = _parts_of(url)
@@ -121,6 +141,8 @@ class RpcPublisher:
         self._headers = {"content-type": "application/json"}
         if secret:
             self._headers["authorization"] = f"Bearer {secret}"
+        if fleet:
+            self._headers[FLEET] = fleet
         self._domain = domain
         self._mutex = runtime.mutex()
         self._idle: list[http.client.HTTPConnection] = []
@@ -141,7 +163,8 @@ class RpcPublisher:
     def check(self) -> str:
         """Check that the compactor answers and accepts our secret. Returns the problem, or "".
 
-        Raises: Denied for a rejected secret.   Cost: one request to the compactor, none to the store.
+        Raises: Denied for a rejected secret, or by the compactor of another fleet.
+        Cost: one request to the compactor, none to the store.
         """
         try:
             connection = self._connect(CHECK_S, CHECK_S)
@@ -150,12 +173,14 @@ class RpcPublisher:
         try:
             connection.request("GET", self._path, headers=self._headers)
             response = connection.getresponse()
-            response.read(ANSWER_BYTES_MAX)
+            answer = response.read(ANSWER_BYTES_MAX)
         except (OSError, http.client.HTTPException) as error:
             return f"no answer from the compactor at {self.url}: {error or type(error).__name__}"
         finally:
             connection.close()
         if response.status in (401, 403):
+            with suppress(OutcomeUnknown):  # it is not a compactor that answers
+                self._refuse(response.status, answer)
             raise self._denied()
         return ""
 
@@ -230,6 +255,8 @@ class RpcPublisher:
                 raise Invalid(error.message, hint="")
             case 401, "NotAuthorizedException":
                 raise self._denied()
+            case 403, "ForbiddenException":
+                raise Denied(f"the compactor at {self.url} refuses: {error.message}", hint="")
             case 503, "ServiceUnavailableException":
                 raise Unavailable(error.message, hint="")
         raise OutcomeUnknown(f"{self.url} answered {status}: {error.message}", hint="")

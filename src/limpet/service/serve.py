@@ -38,7 +38,7 @@ from limpet.app.catalogs import (
     storage_of,
     workspace_url,
 )
-from limpet.app.fleet import absolute, check_has_store
+from limpet.app.fleet import absolute, check_has_store, check_same
 from limpet.catalog import Compactor, Publisher
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.gc import collect, collect_ledger
@@ -183,6 +183,7 @@ class CompactorPart(ServicePart):
         self._executions = executions_of(store, context.runtime)
         self._secret = secret
         self._exposed = exposed
+        self._fleet = context.fleet.record.id or ""
         compactor = Compactor(self._storage)
         # if one of these jobs fails, the next publication does its work, here or in another process
         self._settling = BackgroundJob("settle", compactor.record, IDLE_S, context.runtime)
@@ -193,7 +194,8 @@ class CompactorPart(ServicePart):
         self.fold: Publisher = self._executions.publish
 
     def routes(self) -> list[Route]:
-        return compactor_routes({DOMAIN: self.publish, EXECUTIONS: self.fold}, self._secret) if self._exposed else []
+        publishers = {DOMAIN: self.publish, EXECUTIONS: self.fold}
+        return compactor_routes(publishers, self._secret, self._fleet) if self._exposed else []
 
     def facts(self) -> dict[str, Any]:
         """The newest published version.   Cost: 1 GET."""
@@ -221,8 +223,10 @@ class RemoteCompactorPart(ServicePart):
     """Compactors elsewhere, for an API that runs apart from them. One of them is enough."""
 
     def __init__(self, context: ServiceContext, urls: Sequence[str], secret: str | None, ca: str | None = None) -> None:
+        fleet = context.fleet.record.id or ""
+
         def publishers(domain: str) -> RpcPublishers:
-            made = [RpcPublisher(url, secret, context.runtime, domain=domain, ca=ca) for url in urls]
+            made = [RpcPublisher(url, secret, context.runtime, domain=domain, ca=ca, fleet=fleet) for url in urls]
             return RpcPublishers(made, context.runtime)
 
         self._rpc, self._folding = publishers(DOMAIN), publishers(EXECUTIONS)
@@ -233,7 +237,8 @@ class RemoteCompactorPart(ServicePart):
         """The URL of the compactor in use. If one does not answer, that is reported, but the API stays ready: reads
         need none.
 
-        Raises: Denied if none accepts our secret, and some reject it.   Cost: one request to each compactor.
+        Raises: Denied if none accepts our secret and our fleet, and some reject them.
+        Cost: one request to each compactor.
         """
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
@@ -269,6 +274,7 @@ class ApiPart(ServicePart):
         self.leader.group_published = Histogram(
             "limpet_group_commits", "Commits published together.", registry=context.registry, buckets=SIZES
         ).observe
+        self.leader.check_fleet = partial(check_same, context.fleet)
         self.catalog = open_catalog(storage, context.fleet.url, self.leader)
         url, warehouse = context.fleet.url, self.catalog.warehouse.url
         signer = signer_of(url, warehouse, context.runtime) if remote_signing else None

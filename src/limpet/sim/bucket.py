@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key, check, check_prefix
+from limpet.keys import BACKUP_LOCK, Key, check, check_prefix
 from limpet.records import RECORD_BYTES_MAX
 from limpet.sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
 from limpet.sim.world import PendingRequest, SimRuntime, Violation, World
@@ -349,6 +349,8 @@ def room_of(key: str) -> str:
         return _index_room(parts)
     if parts[0] == "sync":
         return {"outbox": "outbox", "cursors": "cursor", "node.json": "node"}.get(parts[1], "sync")
+    if key == BACKUP_LOCK:
+        return "lock"
     return {"locks": "lock", "cells": "cell"}.get(parts[0], parts[0] or "root")
 
 
@@ -362,5 +364,7 @@ def _queue_room(parts: Sequence[str]) -> str:
 def _index_room(parts: Sequence[str]) -> str:
     if parts[-1].endswith(".lock"):
         return "lock"
+    if len(parts) < 3:
+        return "index"
     kinds = {"inbox": "single", "packs": "pack", "shards": "shard", "manifest.json": "manifest"}
     return kinds.get(parts[2], "package" if parts[2].endswith(".json") else parts[2])

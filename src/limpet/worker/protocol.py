@@ -128,7 +128,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_fiel
     pending: int
 
 
-class WorkerPresent(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_field="what"):
+class ProcessPresence(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_field="what"):
     """The process has written its presence object, under the name of its owner."""
 
     owner: str
@@ -162,7 +162,7 @@ class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_fi
     trouble: str = ""
 
 
-Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded | WorkerPresent
+Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded | ProcessPresence
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -20,7 +20,7 @@ from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.events import EventSink, task_run
 from limpet.queue.api import Claim, Fail, Queue, Retry, Task
-from limpet.queue.claim import EntryTask, apply_error
+from limpet.queue.claim import EntryClaim, EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.runtime import Flag, Runtime
 from limpet.tracing import OTEL, TaskSpan, span
@@ -614,13 +614,18 @@ class Runner:
     def hand_back(self) -> None:
         """Hand back the task that runs now, with its attempt restored. Another thread calls this; the handler goes on.
 
+        One that was cancelled, or that another worker has, is lost instead.
+
         Raises: LimpetError; then the task comes back when its claim runs out.
         """
         now = self._active
         if now is not None:
             now.handed_back = True
             now.claim.hand_back()
-            self._ended(now, "handed_back")
+            if isinstance(now.claim, EntryClaim) and not now.claim.released:
+                self._ended(now, "lost", note="it was cancelled, or another worker has it")
+            else:
+                self._ended(now, "handed_back")
 
     def report_overdue(self) -> None:
         """Report once that the running task exceeds its `timeout_s`, and that its claim will end (F16)."""
