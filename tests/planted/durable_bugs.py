@@ -437,6 +437,8 @@ DURABLE_BUGS = [
         "steps: all attempts agree",
         0,
         ("TaskSteps._agreed", "claim.check_held()", "pass"),
+        scenario="queue/test_durable.py"
+        "::test_a_worker_that_slept_until_its_task_had_ended_gets_no_value_that_nobody_else_saw",
     ),
     _bug(
         "a worker that slept past its lease does not look whose it is",
