@@ -423,7 +423,7 @@ DURABLE_BUGS = [
     _bug(
         "threads beside the handler's own number their steps as they come",
         "steps: numbered in the order of the calls",
-        0,
+        5,
         ("TaskSteps._check_own", "if self._runtime.thread() != self._thread:", "if False:"),
     ),
     _bug(
