@@ -7,8 +7,10 @@ from planted.bug import Bug, Change
 __all__ = ["DURABLE_BUGS"]
 
 
-def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "durable") -> Bug:
-    return Bug(name, row, seed, tuple(Change(f"queue.{where}", old, new) for where, old, new in changes), scenario)
+def _bug(
+    name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "durable", room: str = "queue"
+) -> Bug:
+    return Bug(name, row, seed, tuple(Change(f"{room}.{where}", old, new) for where, old, new in changes), scenario)
 
 
 DURABLE_BUGS = [
@@ -212,7 +214,7 @@ DURABLE_BUGS = [
     _bug(
         "steps that a zombie recorded are left behind",
         "sweep: no steps are left",
-        40,
+        159,
         (
             "Sweeper.sweep",
             "gone += self._drop_steps(stats, min(before, self._store.now() - timedelta(seconds=GRACE_S)))",
@@ -276,7 +278,7 @@ DURABLE_BUGS = [
     _bug(
         "a sleep begins again with each attempt",
         "sleep: counts from its first record",
-        0,
+        2,
         (
             "durable.left_s",
             "return step.value.wait_s - (now - step.modified).total_seconds()",
@@ -449,6 +451,7 @@ DURABLE_BUGS = [
             "if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:",
             "if seen is None:",
         ),
+        room="lease",
         scenario="queue/test_durable.py::test_a_worker_whose_entry_another_one_has_taken_gets_no_value",
     ),
     _bug(
@@ -463,6 +466,7 @@ DURABLE_BUGS = [
         "suspension: steps that have begun are recorded",
         0,
         ("runner._watched", "reason = await _all_done(steps.under_way, over)", "reason = None"),
+        room="worker",
         scenario="queue/test_durable.py::test_a_step_that_has_begun_is_recorded_before_the_task_is_suspended",
     ),
     _bug(
@@ -470,6 +474,7 @@ DURABLE_BUGS = [
         "runs: end with their loop",
         0,
         ("EventLoop.run", "self._wind_up(self._runner)", "pass"),
+        room="worker",
         scenario="queue/test_worker_threads.py::test_a_run_ends_all_that_it_made_before_its_verdict",
     ),
     _bug(
@@ -477,6 +482,7 @@ DURABLE_BUGS = [
         "runs: whatever leaves user code is a verdict",
         0,
         ("UserCall.__exit__", "return True", "return error is None or isinstance(error, (Exception, SystemExit))"),
+        room="user_code",
         scenario="queue/test_worker_parts.py::test_whatever_leaves_the_users_code_is_a_verdict",
     ),
     _bug(
@@ -489,7 +495,7 @@ DURABLE_BUGS = [
     _bug(
         "what another life has recorded counts",
         "lives: rule 1",
-        0,
+        222,
         ("entry.is_of", "recorded is None or recorded == life", "True"),
         scenario="lives",
     ),
@@ -518,7 +524,7 @@ DURABLE_BUGS = [
         "lives: rule 1",
         0,
         ("EntryClaim._outlived", "self._lease.valid_for_s() > -OUTLIVED_S", "True"),
-        scenario="lives",
+        scenario="queue/test_lives.py::test_a_worker_that_wakes_up_in_another_life_ends_nothing",
     ),
     _bug(
         "a name of a retry that is taken counts as that retry",
@@ -537,7 +543,7 @@ DURABLE_BUGS = [
     _bug(
         "what was recorded or failed in a batch goes by its age while the batch waits",
         "lives: rule 3",
-        0,
+        4,
         ("Expiry._is_over", "entry not in self._there and (entry in self._receipts or not is_there(entry))", "True"),
         scenario="lives",
     ),
