@@ -1256,8 +1256,11 @@ class BucketQueue(AsyncQueue):
             gone = f"{version} {key}"
             if gone in self._gone:
                 continue
-            if self.storage.exists(Key(key)):
-                return False
+            try:
+                if self.storage.exists(Key(key)):
+                    return False
+            except (OutcomeUnknown, Unavailable):
+                return False  # the next look asks again; other looks go on beside this one
             if len(self._gone) >= LEASES_MAX:
                 self._gone.clear()
             self._gone.add(gone)
