@@ -163,7 +163,7 @@ class DurableActors(Actors):
         self.alone(newcomer, newcomer.finish_everything, within_s=HEAL_S)
         check_durable(self.bucket, self.plan, self.model)
 
-    def actor(self, process: SimProcess) -> DurableActor:
+    def actor(self, process: SimProcess) -> Actor:
         self.vary(process, newer=self.plan.mixed_versions)
         return DurableActor(self, process)
 

@@ -13,7 +13,8 @@ from limpet.keys import Key
 from limpet.queue.sync.decide import Home
 from limpet.queue.sync.log import PAGE
 from limpet.queue.sync.supervisor import RETENTION_S
-from limpet.store import Always
+from limpet.store import Always, MemoryStore
+from support.clock import QueueRuntime
 from support.queue import Crash, crash
 from support.sync import Fleet, Node, at, ended, names, waiting
 
@@ -429,6 +430,25 @@ def test_a_running_supervisor_stops_sending_to_another_fleet(fleet: Fleet) -> No
     assert waiting(fleet) == [[]]
     a.restart(home=lambda: homes[-1], rehome=True).up()
     assert waiting(fleet) == [["x"]]
+
+
+def test_a_node_that_joins_another_fleet_gets_what_is_there(fleet: Fleet) -> None:
+    """A node of that fleet has the name of one of the old fleet, whose logs were read: by number they seem known."""
+    homes = [Home("f", 0)]
+    a, b = Node(fleet, "a"), Node(fleet, "b")
+    a.restart(home=lambda: homes[-1])
+    a.sync()
+    b.push("f1")
+    b.sync()
+    a.sync()
+    fleet.memory = MemoryStore(QueueRuntime(fleet.time, "bucket of g"))
+    other = Node(fleet, "b")
+    other.push("g1")
+    other.sync()
+    homes.append(Home("g", 0))
+    a.restart(home=lambda: homes[-1], rehome=True)
+    a.sync()
+    assert waiting(a) == waiting(fleet) == [["f1", "g1"]]
 
 
 def test_a_rehoming_that_died_is_done_again(fleet: Fleet) -> None:
