@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,13 +19,13 @@ import msgspec
 import pytest
 
 import limpet
-from cli.harness import limpet_command, poll
+from cli.harness import Here, limpet_command, poll
 from limpet.app import Fleet, backup_decide
 from limpet.app import backup as backups
 from limpet.app.backup import LOCK_TTL_S, BackupReport, backup, check_backup, restore
 from limpet.app.backup_decide import kind_of
 from limpet.app.fleet import FleetRecord, _named_memory, record_cell, store_for
-from limpet.errors import Corrupt, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
+from limpet.errors import Corrupt, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
 from limpet.keys import BACKUP_LOCK, FLEET, Key
 from limpet.lease import Lock, VersionWatch
 from limpet.queue import BucketQueue, Fail
@@ -93,9 +95,13 @@ class Moving(MemoryStore):
 class Story:
     """A fleet as it was before the backup began, and what happens to it once."""
 
-    def __init__(self, begin: Callable[[Fleet], object], deed: Callable[[Fleet], object]) -> None:
+    def __init__(
+        self, begin: Callable[[Fleet], object], deed: Callable[[Fleet], object], *, kept_before: bool = False
+    ) -> None:
         self.begin = begin
         self.deed = deed
+        self.kept_before = kept_before
+        """Whether the target has a backup from before."""
 
     def copied(self, at: int) -> tuple[Fleet, int]:
         """The restored fleet, if the deed happens at that request; and how many requests there were."""
@@ -106,6 +112,8 @@ class Story:
         self.begin(fleet)
         source = Moving(runtime, memory, at, lambda: self.deed(fleet))
         kept, made = MemoryStore(runtime), MemoryStore(runtime)
+        if self.kept_before:
+            backup(memory, kept, runtime, source_url="s", target_url="t")
         backup(source, kept, runtime, source_url="s", target_url="t")
         restore(kept, made, runtime, source_url="t", target_url="u")
         _named_memory[f"{name}-restored"] = made
@@ -167,7 +175,7 @@ def test_a_task_that_ended_while_it_was_copied_is_not_run_again_if_its_receipt_w
 
 
 def test_the_wrong_order_of_a_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "QUEUE_ORDER", backups.QUEUE_ORDER[::-1])
+    monkeypatch.setattr(backups, "QUEUE_ORDER", backup_decide.QUEUE_ORDER[::-1])
     assert TASK.lost(is_known) != []
     assert DELAYED.lost(is_known) != []
 
@@ -333,7 +341,11 @@ class FanningTask:
         def flow() -> list[Any]:
             limpet.wait_signal("begin")
             first = limpet.step(lambda: "a", name="first")
-            handles = [*part.push_many([(first,)] * 20, batch=1), half.push().id, part.using(delay_s=3).push("z").id]
+            handles: list[Any] = [
+                *part.push_many([(first,)] * 20, batch=1),
+                half.push(),
+                part.using(delay_s=3).push("z"),
+            ]
             ends = limpet.gather(handles)
             values = [end.value for end in ends]
             if self.many:
@@ -379,6 +391,72 @@ def test_what_a_durable_task_pushes_while_it_is_copied_is_in_the_copy(deed: str,
     assert Story(flow.begin, getattr(flow, deed)).lost(flow.is_whole) == []
 
 
+class CountingTask:
+    """A durable task that waits for tasks, each of which returns another value whenever it runs."""
+
+    def __init__(self) -> None:
+        self.runs = count(1)
+
+    def work(self, fleet: Fleet, *queues: str) -> None:
+        """Run what waits in these queues."""
+
+        @fleet.task("part")
+        def part(name: str) -> str:
+            return f"{name}{next(self.runs)}"
+
+        @fleet.task("q", durable=True)
+        def flow() -> list[Any]:
+            limpet.step(lambda: next(self.runs), name="first")
+            handles = part.push_many([("a",), ("b",)], batch=1)
+            ends = limpet.gather(handles)
+            return [limpet.wait_signal("go"), [(end.id, end.value) for end in ends]]
+
+        jobs = [each.job for each in (flow, part) if each.job.queue.name in queues]
+        Worker(jobs, fleet.runtime, burst=True).run()
+
+    def push(self, fleet: Fleet) -> None:
+        """It waits for a worker."""
+        fleet.queue("q").push({}, id="a")
+
+    def begin(self, fleet: Fleet) -> None:
+        """It waits for tasks."""
+        self.push(fleet)
+        self.work(fleet, "q")
+
+    def gather(self, fleet: Fleet) -> None:
+        """These end, and it has recorded that."""
+        for _ in range(3):
+            fleet.runtime.sleep(10.0)
+            self.work(fleet, "part", "q")
+
+    def is_agreed(self, fleet: Fleet) -> bool:
+        """In the copy, what it gathered is what the tasks returned."""
+        self.gather(fleet)
+        fleet.queue("q").signal("a", "go", "on")
+        self.gather(fleet)
+        said, ends = fleet.queue("q").result("a").value
+        return said == "on" and [fleet.queue("part").result(id_).value for id_, _ in ends] == [end for _, end in ends]
+
+    def is_not_repeated(self, fleet: Fleet) -> bool:
+        """The first claim in the copy calls no step that the copy has."""
+        copied = any("/steps/" in stat.key for stat in fleet.store.list("queues"))
+        before = next(self.runs)
+        self.work(fleet, "q")
+        return not (copied and next(self.runs) > before + 1)
+
+
+def test_what_a_task_gathers_while_it_is_copied_agrees_with_the_ends_in_the_copy() -> None:
+    """Also where what it had pushed is in the target since the last backup, and is not read again."""
+    task = CountingTask()
+    assert Story(task.begin, task.gather, kept_before=True).lost(task.is_agreed) == []
+
+
+def test_a_task_that_is_claimed_first_while_it_is_copied_calls_no_copied_step_again() -> None:
+    """A9: the lease is not in the copy, so the first claim of the restored fleet has token 1."""
+    task = CountingTask()
+    assert Story(task.push, lambda fleet: task.work(fleet, "q")).lost(task.is_not_repeated) == []
+
+
 def test_pushes_of_steps_that_are_not_followed_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "_pushed", lambda run: set())
     flow = FanningTask()
@@ -416,7 +494,7 @@ def test_records_that_are_compiled_while_they_are_copied_are_in_the_copy() -> No
 
 
 def test_the_wrong_order_of_an_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "INDEX_ORDER", backups.INDEX_ORDER[::-1])
+    monkeypatch.setattr(backups, "INDEX_ORDER", backup_decide.INDEX_ORDER[::-1])
     monkeypatch.setattr(backups, "_settle_manifest", lambda run, root: run.copy_below(root, "manifest"))
     assert INDEX.lost(has_records) != []
 
@@ -939,6 +1017,24 @@ def test_a_run_is_refused_while_another_one_works_and_takes_over_after_it_was_ki
     assert check_backup(runs.kept, runs.quick, url="t").ok
 
 
+def test_a_second_run_says_in_one_line_who_writes_and_exits_with_75(
+    fleet_dir: Path, tmp_path: Path, here: Here
+) -> None:
+    kept = str(tmp_path / "kept")
+    copy(fleet_dir, tmp_path / "kept")
+    lock = Lock(store_for(kept, system()), BACKUP_LOCK, "backup", LOCK_TTL_S, system(), VersionWatch(system()))
+    with lock.hold(wait_s=0):
+        code, out, err = here("backup", str(fleet_dir), kept)
+    assert (code, out) == (75, "")
+    assert len(err.splitlines()) == 2
+    assert err.startswith("limpet: lock 'backup' is held by ")
+    assert "--wait SECONDS" in err
+    assert here("backup", str(fleet_dir), kept)[0] == 0
+    code, out, _ = here("restore", kept, str(tmp_path / "made"), "--json")
+    assert code == 0
+    assert json.loads(out)["fleet"] == limpet.open(tmp_path / "made").record.id != limpet.open(fleet_dir).record.id
+
+
 def test_an_hourly_job_that_takes_two_hours() -> None:
     """Each hour a run begins. Those that meet another one end at once, and no run removes what a later one needs."""
     time = Time()
@@ -1051,6 +1147,28 @@ def test_a_backup_without_an_id_is_continued_and_restored() -> None:
     assert record_of(fleet.memory).id, "the next process that opens the fleet gives it one"
     fleet.copy()
     assert record_of(fleet.kept).id == record_of(fleet.memory).id
+
+
+def test_a_fleet_without_an_id_gets_one_from_the_first_process_that_may_write_it() -> None:
+    fleet = Restored()
+    forget_id(fleet.memory)
+    assert limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime, read_only=True).record.id is msgspec.UNSET
+
+    class ForWorkers(MemoryStore):
+        def put(self, key: Key, *args: Any, **options: Any) -> Version:
+            if key == FLEET:
+                raise Denied("no role may write it")
+            return super().put(key, *args, **options)
+
+    guarded = _named_memory[f"{fleet.name}-guarded"] = ForWorkers(fleet.runtime)
+    guarded._objects = fleet.memory._objects
+    worker = limpet.open(f"memory://{fleet.name}-guarded", runtime=fleet.runtime)
+    worker.queue("q").push({})
+    assert not record_of(fleet.memory).id
+    opened = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
+    assert opened.record.id == record_of(fleet.memory).id is not msgspec.UNSET
+    again = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
+    assert again.check().meter.snapshot().requests == {"get": 1}
 
 
 def forget_id(store: MemoryStore) -> None:

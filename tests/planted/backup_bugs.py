@@ -51,13 +51,13 @@ BACKUP_BUGS = [
     _bug(
         "what recorded pushes name is not followed",
         "backup: recorded pushes",
-        0,
+        14,
         ("backup._copy_steps", "pushed = _pushed(run) - followed", "pushed = set[str]()"),
     ),
     _bug(
         "steps are copied before the queues",
         "backup: recorded pushes",
-        0,
+        540,
         (
             "backup._copy_fleet",
             "for kind in QUEUE_ORDER:",
@@ -70,29 +70,24 @@ BACKUP_BUGS = [
         ),
     ),
     _bug(
-        "the steps of what was followed are not copied",
-        "backup: recorded pushes",
-        0,
-        ("backup._copy_steps", '_copy_entries(run, pushed | (run.retried.keys() - retried), ["steps"])', "pass"),
-        scenario="app/test_backup.py::test_what_a_durable_task_pushes_while_it_is_copied_is_in_the_copy",
-    ),
-    _bug(
         "a gather does not follow what was pushed before the last backup",
         "backup: recorded pushes",
         0,
         ("backup._Run.read_names", "unread = [", "unread = [] and ["),
+        scenario="app/test_backup.py::test_what_a_task_gathers_while_it_is_copied_agrees_with_the_ends_in_the_copy",
     ),
     _bug(
         "a restore does not raise the epoch",
         "fleet: epoch",
         0,
-        ("backup._restored_record", "epoch=next_epoch(record.epoch or 0, runtime.wall())", "epoch=record.epoch or 1"),
+        ("backup._restored_record", "epoch=next_epoch(record.epoch or 0, runtime.wall())", "epoch=record.epoch"),
     ),
     _bug(
         "a first claim in a restored fleet does not look for steps",
         "fleet: epoch",
         0,
         ("durable.may_have_begun", " or content.epoch != epoch", ""),
+        scenario="app/test_backup.py::test_a_task_that_is_claimed_first_while_it_is_copied_calls_no_copied_step_again",
     ),
     _bug(
         "two restores of one backup have the same epoch",
@@ -105,7 +100,7 @@ BACKUP_BUGS = [
         "a node sends to another fleet",
         "fleet: id",
         0,
-        ("sync.decide.joined", "return Joined.OTHER", "return Joined.SAME"),
+        ("sync.decide.joined", "return FleetVerdict.OTHER", "return FleetVerdict.SAME"),
         scenario="queue/sync/test_sync_fresh.py::test_a_running_supervisor_stops_sending_to_another_fleet",
     ),
     _bug(
@@ -114,8 +109,8 @@ BACKUP_BUGS = [
         0,
         (
             "sync.decide.joined",
-            "return Joined.RESTORED if now.epoch > known.epoch else Joined.OLDER",
-            "return Joined.SAME",
+            "return FleetVerdict.RESTORED if now.epoch > known.epoch else FleetVerdict.OLDER",
+            "return FleetVerdict.SAME",
         ),
         scenario="queue/sync/test_sync_fresh.py::test_after_a_restore_all_nodes_send_again_what_they_have",
     ),
@@ -125,6 +120,6 @@ BACKUP_BUGS = [
         0,
         ("NodeState.join", "adopted=False, pulled_at=None)", "adopted=False)"),
         ("NodeState.join", "self.cursors.clear()", "pass"),
-        scenario="queue/sync/test_sync_fresh.py::test_after_a_restore_all_nodes_send_again_what_they_have",
+        scenario="queue/sync/test_sync_fresh.py::test_a_node_that_joins_another_fleet_gets_what_is_there",
     ),
 ]

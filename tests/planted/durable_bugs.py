@@ -7,8 +7,10 @@ from planted.bug import Bug, Change
 __all__ = ["DURABLE_BUGS"]
 
 
-def _bug(name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "durable") -> Bug:
-    return Bug(name, row, seed, tuple(Change(f"queue.{where}", old, new) for where, old, new in changes), scenario)
+def _bug(
+    name: str, row: str, seed: int, *changes: tuple[str, str, str], scenario: str = "durable", room: str = "queue"
+) -> Bug:
+    return Bug(name, row, seed, tuple(Change(f"{room}.{where}", old, new) for where, old, new in changes), scenario)
 
 
 DURABLE_BUGS = [
@@ -423,13 +425,13 @@ DURABLE_BUGS = [
     _bug(
         "threads beside the handler's own number their steps as they come",
         "steps: numbered in the order of the calls",
-        0,
+        5,
         ("TaskSteps._check_own", "if self._runtime.thread() != self._thread:", "if False:"),
     ),
     _bug(
         "a step is another one's, whose arguments differ",
         "steps: of one program",
-        0,
+        3,
         ("durable.is_other", "return None not in (record.sha256, sha256) and record.sha256 != sha256", "return False"),
     ),
     _bug(
@@ -437,6 +439,8 @@ DURABLE_BUGS = [
         "steps: all attempts agree",
         0,
         ("TaskSteps._agreed", "claim.check_held()", "pass"),
+        scenario="queue/test_durable.py"
+        "::test_a_worker_that_slept_until_its_task_had_ended_gets_no_value_that_nobody_else_saw",
     ),
     _bug(
         "a worker that slept past its lease does not look whose it is",
@@ -447,6 +451,7 @@ DURABLE_BUGS = [
             "if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:",
             "if seen is None:",
         ),
+        room="lease",
         scenario="queue/test_durable.py::test_a_worker_whose_entry_another_one_has_taken_gets_no_value",
     ),
     _bug(
@@ -461,6 +466,7 @@ DURABLE_BUGS = [
         "suspension: steps that have begun are recorded",
         0,
         ("runner._watched", "reason = await _all_done(steps.under_way, over)", "reason = None"),
+        room="worker",
         scenario="queue/test_durable.py::test_a_step_that_has_begun_is_recorded_before_the_task_is_suspended",
     ),
     _bug(
@@ -468,6 +474,7 @@ DURABLE_BUGS = [
         "runs: end with their loop",
         0,
         ("EventLoop.run", "self._wind_up(self._runner)", "pass"),
+        room="worker",
         scenario="queue/test_worker_threads.py::test_a_run_ends_all_that_it_made_before_its_verdict",
     ),
     _bug(
@@ -475,6 +482,7 @@ DURABLE_BUGS = [
         "runs: whatever leaves user code is a verdict",
         0,
         ("UserCall.__exit__", "return True", "return error is None or isinstance(error, (Exception, SystemExit))"),
+        room="user_code",
         scenario="queue/test_worker_parts.py::test_whatever_leaves_the_users_code_is_a_verdict",
     ),
     _bug(

@@ -117,7 +117,10 @@ def test_a_swap_that_is_refused_as_too_large_is_made_without_what_the_tasks_wait
     with process.take() as claim:
         monkeypatch.setattr(records, "RECORD_BYTES_MAX", 10_000)
         for n, task in enumerate(claim):
-            task.suspend(30.0, waits) if n else task.done("a")
+            if n:
+                task.suspend(30.0, waits)
+            else:
+                task.done("a")
     assert world.facts(entry)[0] is State.FREE
     record = world.lease(entry)
     assert (record.done, record.waits) == ([0], {1: 30.0, 2: 30.0})

@@ -426,7 +426,8 @@ def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(gr
     def report(what: str) -> Any:
         match what:
             case "sleep":
-                return limpet.sleep(3600)
+                limpet.sleep(3600)
+                return "slept"
             case "limit":
                 return limpet.wait_signal("approved", timeout_s=3600, default="none came")
             case "retry":
@@ -437,7 +438,7 @@ def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(gr
                 return [end.value for end in limpet.gather([crawl.push(3), ask.push()])]
 
     good = {what: report.push(what) for what in ("sleep", "limit", "retry", "delayed")}
-    bad = [report.push("signal"), ask.push(), *report.push_many([("signal",), ("signal",)])]
+    bad: list[Any] = [report.push("signal"), ask.push(), *report.push_many([("signal",), ("signal",)])]
     ground.work(report, crawl, ask)
     assert [pushed.result().state for pushed in good.values()] == ["completed"] * 4
     assert [report.queue.result(bad[0].id).state, *(each.result().state for each in bad[1:])] == ["pending"] * 4

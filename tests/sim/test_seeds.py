@@ -11,6 +11,7 @@ import pytest
 
 from limpet.sim import SCENARIOS, RunSum, coverage_table, run_seeds
 from limpet.sim.actors import PROCESS_FAULTS, REQUEST_FAULTS, STEPS
+from limpet.sim.backup import STEPS as BACKUP_STEPS
 from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.durable import STEPS as DURABLE_STEPS
@@ -115,6 +116,22 @@ def test_lives_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert median(total.faults) >= 10
     for step in LIVES_STEPS:
         assert total.coverage["crash", step], f"no process died at {step}"
+
+
+def test_backup_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("backup", 0, SEEDS["backup"], jobs=JOBS)
+    with capsys.disabled():
+        rate = total.runs / total.busy_s * 60
+        print(f"\nbackup: {total.runs} seeds, {rate:.0f} a minute a core, {total.virtual_s / 3600:.0f} virtual hours")
+    assert not total.broken, _told("backup", total)
+    assert total.runs == SEEDS["backup"]
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    for kind in ("crash", "pause", "hang", "cut_off"):
+        assert total.by_kind[kind] > 50, f"hardly any {kind}"
+    for step in BACKUP_STEPS:
+        assert total.coverage["none", step], f"nobody was at {step}"
+    assert total.coverage["crash", "lock.renew"] + total.coverage["crash", "backup.put"]
 
 
 def test_far_queue_seeds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, Pushed
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
-from limpet.queue.standstill import Standstill
+from limpet.queue.standstill import StandstillCheck
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime, in_thread, pause, ulid, ulid_ms
@@ -790,7 +790,7 @@ class BucketQueue(AsyncQueue):
         each signal or task that they wait for.
         """
         self._drop_ended()
-        return Standstill(self._store, self._runtime).reasons(self.storage.keys)
+        return StandstillCheck(self._store, self._runtime).reasons(self.storage.keys)
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Cost: 1 or 2 LISTs + 1 GET an entry."""
@@ -1256,8 +1256,11 @@ class BucketQueue(AsyncQueue):
             gone = f"{version} {key}"
             if gone in self._gone:
                 continue
-            if self.storage.exists(Key(key)):
-                return False
+            try:
+                if self.storage.exists(Key(key)):
+                    return False
+            except (OutcomeUnknown, Unavailable):
+                return False  # the next look asks again; other looks go on beside this one
             if len(self._gone) >= LEASES_MAX:
                 self._gone.clear()
             self._gone.add(gone)

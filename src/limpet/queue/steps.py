@@ -789,7 +789,7 @@ def step_async(
     called = _name_of(function, name, args)
     steps = RUNNING.get()
     if steps is None:
-        return _called(function, args, kwargs)
+        return _called(function, args, kwargs, in_thread)
     number, sha256 = steps.take(), _digest(function, args, kwargs)
     return _begun(steps, _step_async(steps, number, sha256, function, called, args, kwargs))
 
@@ -803,18 +803,18 @@ async def _step_async(
             raise steps.suspended  # it has not begun
         began_at = steps.wall()
         with _in_step(number):
-            value = await _called(function, args, kwargs)
+            value = await _called(function, args, kwargs, in_whole_thread)
         data = _final(value, function, called)
         record = partial(steps.record, number, "step", called, data, began_at=began_at, sha256=sha256)
         found = await in_whole_thread(record)
     return _typed(found.value.value, function, called)
 
 
-async def _called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def _called(function: Callable[..., Any], args: Any, kwargs: Any, in_thread: Callable[..., Any]) -> Any:
     """A coroutine function, or a plain one in a thread, or anything that returns what is to be awaited."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    value = await in_whole_thread(function, *args, **kwargs)
+    value = await in_thread(function, *args, **kwargs)
     return await value if inspect.isawaitable(value) else value
 
 

@@ -32,7 +32,7 @@ MACHINES = 2
 RUNS = 3
 SOURCE, TARGET = "sim://fleet", "sim://backup"
 
-STEPS = steps("backup: list put", "lock: renew take", "root: put read", "steps: list put read", "task: delete put")
+STEPS = steps("backup: list put", "lock: renew take", "steps: list put read", "task: delete put")
 """The steps of the protocol at which a process may be struck."""
 
 

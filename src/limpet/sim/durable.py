@@ -140,8 +140,11 @@ class DurableActors(Actors):
         """Whether a task sleeps for more than an hour at the end, while the store's clock is set back."""
         self.bad_batches = chance(68) < 0.5
         """Whether the tasks of a batch fail, each for itself, and are retried."""
-        self.dozes = chance(74) < 0.25
-        """Whether processes sleep inside of steps until others may have ended their tasks."""
+        self.dozes = chance(74) < 0.12
+        """Whether a process sleeps inside of steps until others, which have more turns, may have ended its tasks.
+        Nothing kills it meanwhile."""
+        if self.dozes:
+            self.turns_left = dict.fromkeys(self.turns_left, 4 * TURNS)
         self.beside = chance(75) < 0.15
         """Whether durable tasks ask for steps in threads beside their own, after a wait."""
         self.reordered = plan.mixed_versions and chance(71) < 0.5
@@ -157,13 +160,13 @@ class DurableActors(Actors):
         return {**shares, (records, "RECORD_BYTES_MAX"): FULL_RECORD_BYTES}
 
     def act(self) -> None:
-        self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
+        self.play((lambda: None) if self.dozes else Nemesis(self, STEPS).run, until_s=RUN_S)
         self.stop_faults()
         newcomer = DurableActor(self, self.world.start("newcomer"))
         self.alone(newcomer, newcomer.finish_everything, within_s=HEAL_S)
         check_durable(self.bucket, self.plan, self.model)
 
-    def actor(self, process: SimProcess) -> DurableActor:
+    def actor(self, process: SimProcess) -> Actor:
         self.vary(process, newer=self.plan.mixed_versions)
         return DurableActor(self, process)
 
@@ -308,8 +311,9 @@ class DurableActor(Actor):
         """Stop the process now and then, as SIGSTOP does: longer than its lease lasts."""
         self.naps += 1
         chance = partial(self.world.chance, 72, self.process.index, self.naps)
-        if self.actors.dozes and chance(0) < 0.2 and self.world.strike(f"{self.process.name}/nap{self.naps}", "pause"):
-            self.process.paused_until_s = self.world.now_s + DOZE_S * chance(1)
+        sleeps = self.actors.dozes and self.process.name.startswith("p0") and chance(0) < 0.5
+        if sleeps and self.world.strike(f"{self.process.name}/nap{self.naps}", "pause"):
+            self.process.paused_until_s = self.world.now_s + DOZE_S * (0.2 + 0.8 * chance(1))
 
     def ask_beside(self, run: FlowRun) -> None:
         """Two steps that threads beside the handler's ask for, each after a wait; where that is refused, none."""
