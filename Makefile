@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-full check bench docs mutants screenshots soak clean have-python
+.PHONY: help demo test test-full near check bench docs mutants screenshots soak clean have-python
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,8 +21,13 @@ demo: have-python ## see a fleet of workers survive kill -9, on a local director
 test: have-python ## everything that must hold before a commit, with the time budget
 	@$(PYTHON) tools/budget.py test
 
-test-full: have-python ## `test` plus the tests marked full: more servers, more minutes
+test-full: have-python ## `test` plus the tests marked full, and many on other Pythons: more servers, more minutes
 	@$(PYTHON) tools/budget.py test-full
+
+near: have-python ## the tests nearest to FILE=src/limpet/...: its own, those that name it, and its planted bugs
+	@test -n "$(FILE)" || { echo "say which file: make near FILE=src/limpet/queue/decide.py" >&2; exit 2; }
+	@$(PYTHON) tools/install.py dev
+	@$(BIN)/python tools/near.py $(FILE)
 
 check: have-python ## lint and types only
 	@$(PYTHON) tools/budget.py check

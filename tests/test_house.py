@@ -42,7 +42,7 @@ def _pytest(folder: Path, body: str) -> tuple[str, ...]:
 def test_help_lists_every_target() -> None:
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     listed = " ".join(re.findall(r"^  make (\S+) +\S", said, re.M))
-    assert listed == "help demo test test-full check bench docs mutants screenshots soak clean"
+    assert listed == "help demo test test-full near check bench docs mutants screenshots soak clean"
 
 
 def test_make_says_what_is_missing_without_python() -> None:
@@ -77,6 +77,8 @@ def test_budget_covers_the_phases_in_order() -> None:
     phases = budget.plan("test")
     assert [phase.name for phase in phases] == [*budget.BUDGET_S]
     assert sum(phase.budget_s for phase in phases) == budget.TOTAL_S
+    full = [phase.name for phase in budget.plan("test-full")]
+    assert full == [*budget.BUDGET_S, "other Pythons", "mutants"]
     assert all("not full" in command for phase in phases if phase.pytest for command in phase.commands)
 
 

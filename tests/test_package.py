@@ -109,3 +109,12 @@ def test_it_works_in_a_fresh_environment(
     assert '"HELLO!"' in said.stdout
     assert "limpet[sql]" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_sql_works_with_the_other_major_version_of_duckdb() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/other_duckdb.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -35,6 +35,7 @@ NOT_STORED = {
     "limpet.store.doctor.Check": "figures that `doctor` prints",
     "limpet.store.doctor.Latency": "figures that `doctor` prints",
     "limpet.store.doctor.Report": "figures that `doctor` prints",
+    "limpet.store.rights": "figures that `doctor --role` prints",
     "limpet.worker.protocol": "lines between a worker and its children",
 }
 """Modules and structs that never come from a store, and what they are instead."""

@@ -617,7 +617,10 @@ def test_tree(rule: Callable[[], Iterator[str]]) -> None:
 
 
 CONCEPTS: dict[str, tuple[str, set[str]]] = {
-    "counting the tasks of a queue": (r"^def (?:count_queues|count_failed|summarize)\(", {"queue/inspect.py"}),
+    "counting the tasks of a queue": (
+        r"^def (?:count_queues|summarize)\(|^class FailedReceipts\b",
+        {"queue/inspect.py"},
+    ),
     "whether a lease is live": (r"^def is_live\(", {"lease/decide.py"}),
     "resolving an outcome by reading back": (r"^def put_resolved\(|^class Verdict\b", {"store/outcome.py"}),
     "renewing leases in a thread": (r"^class Renewer\b|renew_interval_s\(", {"lease/__init__.py", "lease/decide.py"}),

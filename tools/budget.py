@@ -112,6 +112,7 @@ def plan(target: str) -> list[Phase]:
         for name, folders in FOLDERS.items():
             phases.append(_tests(name, target, [folder for folder in folders if (ROOT / folder).is_dir()]))
     if target == "test-full":
+        phases.append(Phase("other Pythons", ((sys.executable, "tools/pythons.py"),)))
         phases.append(Phase("mutants", ((str(BIN / "python"), "tools/mutate.py", "--all"),)))
     if target != "test":
         return phases

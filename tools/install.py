@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PACKAGES", "Package", "install_packages", "install_venv", "main"]
+__all__ = ["PACKAGES", "Package", "install_npm", "install_packages", "install_venv", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+JAVASCRIPT = ROOT / "tests" / "index" / "js"
 INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py")
 EXTRAS = {
     "core": "",
@@ -65,6 +66,7 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
         Package("default-jre-headless", "java", "the catalog's clients: Spark"),
+        Package("npm", "npm", "the reader of data packages in JavaScript"),
         Package("prometheus", "promtool", "alert rules and metrics, checked by promtool"),
     ),
     "bench": (
@@ -76,19 +78,20 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
 }
 
 
-def install_venv(extras: str) -> None:
-    """Make `.venv` hold limpet, editable, with `extras`, at the versions of constraints.txt."""
-    stamp = VENV / f".installed-{extras.strip('[]') or 'core'}"
+def install_venv(extras: str, venv: Path = VENV, base: str = sys.executable) -> None:
+    """Make `venv`, of the Python `base`, hold limpet, editable, with `extras`, at the versions of constraints.txt."""
+    python = venv / "bin" / "python"
+    stamp = venv / f".installed-{extras.strip('[]') or 'core'}"
     wanted = _digest()
     part_of_dev = extras in (EXTRAS["core"], EXTRAS["demo"], EXTRAS["docs"])
-    stamps = [stamp, VENV / ".installed-dev"] if part_of_dev else [stamp]
-    if any(_read(path) == wanted for path in stamps) and _works(PYTHON):
+    stamps = [stamp, venv / ".installed-dev"] if part_of_dev else [stamp]
+    if any(_read(path) == wanted for path in stamps) and _works(python):
         return
-    if not _works(PYTHON):
-        print(f"creating .venv with Python {sys.version.split()[0]}", flush=True)
-        _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
-    print(f"installing limpet{extras} into .venv", flush=True)
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq", "--no-compile"]
+    if not _works(python):
+        print(f"creating {venv.name} with {base}", flush=True)
+        _run([base, "-m", "venv", "--clear", str(venv)])
+    print(f"installing limpet{extras} into {venv.name}", flush=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq", "--no-compile"]
     # The pip that comes with Python 3.11 takes three times as long to choose versions.
     _run([*pip, "-c", "constraints.txt", "--upgrade", "pip"])
     _run([*pip, "-c", "constraints.txt", "-e", f".{extras}"])
@@ -110,6 +113,25 @@ def install_packages(packages: Sequence[Package]) -> None:
         missing = [package for package in missing if not _found(package.command)]
     for package in missing:
         print(f"missing Debian package {package.name}: skipped without it: {package.skipped}", flush=True)
+
+
+def install_npm() -> None:
+    """Install what tests run in JavaScript, at the versions of its lock file, into `.venv/js`."""
+    lock = (JAVASCRIPT / "package-lock.json").read_text()
+    stamp = VENV / "js" / ".installed"
+    if _read(stamp) == lock:
+        return
+    if not _found("npm"):
+        print("missing npm: skipped without it: the reader of data packages in JavaScript", flush=True)
+        return
+    shutil.copytree(JAVASCRIPT, VENV / "js", dirs_exist_ok=True)
+    if (
+        _try(["npm", "ci", "--prefix", str(VENV / "js"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"])
+        == 0
+    ):
+        stamp.write_text(lock)
+    else:
+        print("npm failed: skipped without it: the reader of data packages in JavaScript", flush=True)
 
 
 def _found(command: str) -> bool:
@@ -146,6 +168,8 @@ def main(target: str) -> None:
     """Install for one target."""
     install_venv(EXTRAS[target])
     install_packages(PACKAGES.get(target, ()))
+    if EXTRAS[target].startswith("[dev"):
+        install_npm()
 
 
 if __name__ == "__main__":

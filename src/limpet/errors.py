@@ -18,6 +18,7 @@ The kinds answer one question: what should the caller do now? Each carries a `hi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 
@@ -102,9 +103,15 @@ class Unavailable(LimpetError):
 
 
 class OutcomeUnknown(LimpetError):
-    """A write may have happened, or may happen yet. Reading again cannot settle it now."""
+    """A write may have happened, or may happen yet. Reading again cannot settle it now.
+
+    A push of many tasks that ended half-way says how far it came: `pushed` has the handles of the tasks that are there,
+    and `rest` the places of the others in what was to be pushed.
+    """
 
     default_hint = "do not clean up after it; read again later before deciding"
+    pushed: Sequence[str] = ()
+    rest: Sequence[int] = ()
 
 
 class Corrupt(LimpetError):

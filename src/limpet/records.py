@@ -21,6 +21,7 @@ import msgspec
 
 from limpet.errors import Corrupt, Invalid
 from limpet.runtime import ProcessMutex
+from limpet.user_code import ended
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ SECONDS_MAX = 10 * 366 * 86400.0
 NAME_MAX = 1024
 TEXT_MAX = 1 << 16
 ERROR_MAX = 200
+OWN_FIELDS = frozenset(("schema", "write_id"))
+"""Fields that every JSON object of Limpet has. One of another program is unlikely to have both."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
@@ -63,6 +66,9 @@ def _as_text(value: Any) -> str:
 
 _encoder = msgspec.json.Encoder(enc_hook=_as_text)
 _deterministic_encoder = msgspec.json.Encoder(enc_hook=_as_text, order="deterministic")
+_stable_encoder = msgspec.json.Encoder(
+    enc_hook=lambda value: str(value) if isinstance(value, str) else None, order="deterministic"
+)
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -102,6 +108,14 @@ def builtins(value: Any) -> Any:
 def json_text(value: Any) -> str:
     """A value as JSON text. Equal values give equal texts."""
     return _deterministic_encoder.encode(value).decode()
+
+
+def stable_bytes(value: Any) -> bytes:
+    """A value as bytes that are equal in every process. What has no stable form, such as a client, counts as `null`."""
+    if isinstance(value, bytes | bytearray):
+        return b"b" + value  # unlike any JSON
+    encoded = ended(_stable_encoder.encode, value)
+    return encoded.value if encoded.error is None else b"null"
 
 
 def digest_of(data: bytes) -> str:
@@ -262,6 +276,15 @@ def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MA
     except (ValueError, RecursionError) as error:
         raise Invalid(f"{what} is not valid JSON: {error}") from None
     return plain(value, what=what)
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether the bytes are a JSON object of another program: not empty, and without the fields that all ours have."""
+    try:
+        value = parse_json(data, what="it")
+    except Invalid:
+        return False
+    return isinstance(value, dict) and bool(value) and not value.keys() & OWN_FIELDS
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

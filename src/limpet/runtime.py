@@ -12,14 +12,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from limpet.errors import LimpetError
+from limpet.user_code import ended, ended_async
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +95,9 @@ class Runtime(Protocol):
     def mutex(self) -> AbstractContextManager[Any]:
         """A new lock between threads of this process."""
 
+    def thread(self) -> object:
+        """The thread that calls; equal only for the same one, while it lives."""
+
     def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         """Run `work` in a new thread, which does not keep the process alive."""
 
@@ -134,6 +139,7 @@ class SystemRuntime:
         return threading.Event()
 
     mutex = staticmethod(threading.Lock)
+    thread = staticmethod(threading.get_ident)
 
     def spawn(self, work: Callable[[], None], *, name: str) -> ThreadHandle:
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -195,13 +201,55 @@ async def in_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) 
     return await to_thread(call, *args, **kwargs)
 
 
-def running_coroutine() -> Any:
-    """The task of asyncio that runs in this thread; None outside of an event loop."""
-    asyncio = sys.modules.get("asyncio")
+async def in_whole_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) -> B:
+    """`call(...)` in a thread, whole: a cancellation of the coroutine takes effect when the call has ended."""
+    import asyncio
+
+    work = partial(copy_context().run, ended, call, *args, **kwargs)
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            cancelled = True
+    me = asyncio.current_task()
+    if cancelled and me is not None:
+        me.cancel()
+    end: B = future.result().get()
+    return end
+
+
+async def in_own_task(work: Awaitable[Any], tasks: set[Any], *, goes_on: Callable[[], bool]) -> Any:
+    """What `work` returns or raises. It runs in a task of asyncio of its own, which is in `tasks` until it is done.
+
+    If the coroutine is cancelled, so is that task, and waited for; not if it `goes_on`.
+    """
+    import asyncio
+
+    inner = asyncio.ensure_future(ended_async(work))
+    tasks.add(inner)
+    inner.add_done_callback(tasks.discard)
     try:
-        return None if asyncio is None else asyncio.current_task()
+        end = await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        if not goes_on():
+            inner.cancel()
+            await asyncio.wait({inner})
+        raise
+    return end.get()
+
+
+def running_coroutine() -> tuple[Any, Any]:
+    """The event loop that runs in this thread, and its current task: None outside of a loop, and in its callbacks."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None, None
+    try:
+        loop = asyncio.get_running_loop()
     except RuntimeError:
-        return None
+        return None, None
+    return loop, asyncio.current_task(loop)
 
 
 async def pause(seconds: float) -> None:

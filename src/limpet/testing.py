@@ -30,8 +30,9 @@ from limpet.app.tasks import TaskFunction
 from limpet.errors import Invalid
 from limpet.queue.api import Fail, Retry, Task
 from limpet.runtime import SystemRuntime, system
+from limpet.user_code import UserCall, one_line
 from limpet.worker import RunningTask, TaskCounts, Worker
-from limpet.worker.runner import EventLoop, UserCall, as_current, has_running_loop, one_line, record_done, trace_of
+from limpet.worker.runner import EventLoop, as_current, has_running_loop, record_done, trace_of
 
 
 class Clock:

@@ -141,7 +141,7 @@ def test_the_queue_itself_says_so(fleet: limpet.Fleet) -> None:
         assert queue.stats().failed == MIXED["failed"]
     with fleet.meter.measure() as first:
         fleet.queue("mixed").stats()
-    assert first.requests["get"] - again.requests["get"] == 8 + 2, "eight receipts, and those of two batches"
+    assert first.requests["get"] - again.requests["get"] == 9 + 1, "nine receipts, and that of a batch"
 
 
 def test_failures_are_those_that_are_counted(fleet: limpet.Fleet, here: Here) -> None:
@@ -193,8 +193,8 @@ def test_receipts_are_read_once_and_a_bound_is_said(fleet: limpet.Fleet) -> None
     receipts = FailedReceipts()
     with fleet.meter.measure() as cost:
         part = receipts.count(storage, count, most=2)
-    assert (part.failed + part.cancelled + part.unread, cost.requests["get"] <= 4) == (9, True)
-    assert part.unread > 0
+    assert cost.requests["get"] <= 4
+    assert part.unread >= MIXED["failed"] + MIXED["cancelled"] - part.failed - part.cancelled > 0
     with fleet.meter.measure() as cost:
         whole = receipts.count(storage, count)
     assert (whole.failed, whole.cancelled, whole.unread) == (5, 4, 0)

@@ -22,6 +22,7 @@ from pyroaring import BitMap
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, manifests_in
 from limpet.catalog.iceberg.deletes import vector_positions
 from limpet.catalog.iceberg.files import Input, Output
+from limpet.sim.deletes import sealed_vector as vector
 
 SYNC = b"s" * 16
 SCHEMA: Any = AvroSchemaConversion().iceberg_to_avro(MANIFEST_LIST_FILE_SCHEMAS[2], "manifest_file")
@@ -129,12 +130,6 @@ def test_an_ordinary_list_is_read_whatever_it_is_packed_with(codec: Any) -> None
     with write_manifest_list(2, written, 7, None, 1, codec):
         pass
     assert list(manifests_in(Input("x.avro", lambda *_: written.data), AvroBudget())) == []
-
-
-def vector(bitmap: bytes, *, count: int = 1, key: int = 0) -> bytes:
-    """A deletion vector as other programs write it."""
-    body = bytes.fromhex("d1d33964") + struct.pack("<QI", count, key) + bitmap
-    return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
 @given(

@@ -369,6 +369,63 @@ def test_orphans_of_a_crash_go(fleet: Fleet) -> None:
     assert read(fleet) == [1]
 
 
+def _age(fleet: Fleet, names: Callable[[str], bool] = lambda name: True) -> None:
+    """All files of tables with such names were written ten days ago."""
+    old = time.time() - 10 * 86400
+    for path in files(fleet):
+        if names(path):
+            os.utime(Path(fleet.url) / "warehouse" / path, (old, old))
+
+
+def test_an_old_file_that_a_commit_names_meanwhile_is_no_orphan(fleet: Fleet) -> None:
+    """The files are listed before the metadata is read: a commit in between may name a file that is not young."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)), lambda table: table.append(rows(2)))
+    last = snapshots(fleet)[-1]
+    drop = [
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshots(fleet)[0]},
+        {"action": "remove-snapshots", "snapshot-ids": [last]},
+    ]
+    removed = next(
+        each for each in metadata(fleet.catalog().load_table(WHERE, "t"))["snapshots"] if each["snapshot-id"] == last
+    )
+    with fleet.lead_catalog() as catalog:
+        catalog.commit_table(WHERE, "t", {"requirements": [], "updates": drop})
+    _age(fleet)
+    table = fleet.maintain(WHERE, "t")
+    inner = table._listed
+
+    def listed(roots: Any) -> Any:
+        found = inner(roots)
+        again = {**removed, "snapshot-id": last + 1, "sequence-number": removed["sequence-number"] + 1}
+        reference = {"ref-name": "main", "type": "branch", "snapshot-id": last + 1}
+        updates = [{"action": "add-snapshot", "snapshot": again}, {"action": "set-snapshot-ref", **reference}]
+        with fleet.lead_catalog() as catalog:
+            catalog.commit_table(WHERE, "t", {"requirements": [], "updates": updates})
+        return found
+
+    table._listed = listed  # type: ignore[method-assign]
+    table.remove_orphans(grace=NOW, quiesced=True)
+    assert read(fleet) == [1, 2]
+
+
+def test_files_of_snapshots_that_expired_lately_stay_for_their_readers(fleet: Fleet) -> None:
+    """A query that began before the expiry reads them still, however old the files are."""
+    create(fleet)
+    change(fleet, lambda table: table.append(rows(1)), lambda table: table.overwrite(rows(2)))
+    began = Through(fleet.catalog()).load()
+    old = began.metadata.snapshots[0].snapshot_id
+    table = fleet.maintain(WHERE, "t")
+    assert old in table.expire(max_age=NOW).snapshots
+    current_metadata = str(fleet.catalog().load_table(WHERE, "t").metadata_location).rpartition("/")[2]
+    _age(fleet, lambda name: not name.endswith(current_metadata))
+    assert not table.remove_orphans().files
+    assert began.scan(snapshot_id=old).to_arrow()["id"].to_pylist() == [1]
+    _age(fleet)
+    assert table.remove_orphans().files, "it was current until ten days ago"
+    assert read(fleet) == [2]
+
+
 def test_a_table_that_takes_the_name_meanwhile_is_not_taken_for_the_first(fleet: Fleet) -> None:
     """The files of one table were listed, and the metadata of another one would be read: nothing is deleted."""
     create(fleet)

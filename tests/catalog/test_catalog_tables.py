@@ -655,6 +655,22 @@ def test_a_purge_is_decided_on_what_the_same_group_has_made(catalog: Catalog) ->
         decide(loaded.state, {path: kept})
 
 
+def test_metadata_that_was_purged_meanwhile_is_not_damaged(catalog: Catalog) -> None:
+    """A process knows a table that another one has purged since: to its client there is no such table."""
+    catalog.create_table(["a"], table())
+    slow, known = cold(catalog), catalog._known()
+    catalog.drop_table(["a"], "t", purge=True)
+    slow._known = lambda: known  # type: ignore[method-assign]
+    change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"x": "y"}}]}
+    for act in (
+        lambda: slow.commit_table(["a"], "t", change),
+        lambda: slow.commit_transaction([{**change, "identifier": {"namespace": ["a"], "name": "t"}}]),
+        lambda: slow.drop_table(["a"], "t", purge=True),
+    ):
+        with pytest.raises(NoSuchTable):
+            act()
+
+
 def test_a_purge_ends_although_a_client_goes_on_writing(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     made = catalog.create_table(["a"], table())
     delete = catalog.warehouse.delete

@@ -200,6 +200,13 @@ def test_a_living_worker_that_names_the_queue_is_a_worker(here: Here) -> None:
     assert here("check", "-u", "fleet").code == 0, "nobody can tell what it works on"
 
 
+def test_workers_of_supervised_nodes_are_not_known(here: Here) -> None:
+    _push_long_ago("a", "old", 600)
+    assert here("check", "-u", "fleet").code == 1
+    assert here("supervise", "--local", "node", "--remote", "fleet", "--once").code == 0
+    assert here("check", "-u", "fleet").code == 0
+
+
 def test_no_worker_is_needed_where_nothing_is_due(here: Here) -> None:
     _push_long_ago("paused", "old", 600)
     fleet = limpet.open("fleet")

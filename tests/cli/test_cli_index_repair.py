@@ -342,8 +342,12 @@ def test_files_of_the_original_layout_become_an_index_where_no_fleet_was(here: H
     package = {"name": "domain-index", "resources": [{"name": "shards", "path": "shards/*.usv", "schema": schema}]}
     (domains / "shards" / "datapackage.json").write_text(json.dumps(package))
     (domains / "shards" / "5e.lock").write_text('{"worker_id": "pi", "expires_at": "2026-01-01T00:05:00Z"}')
+    (domains / "manifest.json").write_text('{"a.com": "d6", "c.com": "5e"}')
     done = here("index", "adopt", "domains", "--key", "domain", "--quiesced", "-u", "old")
     assert (done.code, done.out.partition(";")[0]) == (0, "imported 3 records of 3 files into 'domains'")
+    assert done.err.splitlines() == ["1 lock of the other program: moved"]
+    assert not (domains / "shards" / "5e.lock").exists()
+    assert (domains / "adopted" / "manifest.json").read_text() == '{"a.com": "d6", "c.com": "5e"}'
     for key in ("a.com", "240.com"):  # the second belongs to the shard with the old lock
         here("index", "put", "domains", json.dumps({"domain": "240.com"}), "-u", "old")
         assert here("index", "compile", "domains", "-u", "old").code == 0

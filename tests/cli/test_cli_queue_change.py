@@ -154,6 +154,17 @@ def test_cancel(here: Here, queue: Queue) -> None:
     assert (told.code, json.loads(told.out)["cancelled"]) == (1, False)
 
 
+def test_cancel_of_a_task_that_runs_says_that_its_handler_may_go_on(here: Here, queue: Queue) -> None:
+    with queue.claim() as claim:
+        [task] = claim
+        said = _run(here, "cancel", "enrich", "c")
+        assert said.startswith("'c' is cancelled: ")
+        assert said.endswith("may still run its handler, and if that succeeds, the task has completed after all\n")
+        assert queue.result("c").state == "cancelled"
+        task.done("after all")
+    assert queue.result("c").state == "completed"
+
+
 @pytest.mark.parametrize(("options", "called"), [((), 1), (("--from-scratch",), 2)])
 def test_a_retry_of_a_durable_task_keeps_its_steps_unless_it_starts_from_scratch(
     here: Here, options: tuple[str, ...], called: int

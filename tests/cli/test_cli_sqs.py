@@ -223,6 +223,7 @@ def test_no_command_is_left_out() -> None:
 def test_the_dashboard_shows_the_queues(url: str) -> None:
     fleet = limpet.open(url)
     fleet.queue("jobs").push({"n": 1})
+    assert OverviewWatch(fleet).look().alerts == [], "SQS reports neither ages nor workers"
     watch = OverviewWatch(fleet, Limits(pending=0))
     found = watch.look()
     assert [(each.queue, each.pending, each.approximate) for each in found.queues] == [("jobs", 1, True)]

@@ -73,6 +73,31 @@ def chat(n: int) -> None:
 """
 
 
+LEAVES = """
+import asyncio
+import app, limpet
+
+fleet = limpet.open("./fleet", durability="os")
+
+class Own(BaseException):
+    pass
+
+KINDS = [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, Own]
+
+@fleet.task(max_attempts=1)
+def leave_sync(n: int) -> int:
+    app.note("leave", n)
+    if n % 4 == 3:
+        raise KINDS[n // 4 % 5](f"of {n}")
+    return n
+
+@fleet.task(max_attempts=1)
+async def leave_async(n: int) -> int:
+    await asyncio.sleep(0)
+    return leave_sync(n)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _app() -> None:
     Path("app.py").write_text(APP)
@@ -122,6 +147,21 @@ def test_a_burst_does_what_waits_and_leaves() -> None:
     [failed] = [event for event in events if event["event"] == "failed"]
     assert {*failed} == {"at", "event", "worker", "queue", "id", "attempt", "seconds", "note"}
     assert failed["note"] == "the payload has a field 'wrong', which urgent(n: int) does not take"
+
+
+def test_files_of_another_program_are_refused_and_adopt_is_named() -> None:
+    limpet.open("./fleet", durability="os").check()
+    old = Path("fleet/queues/bulk/completed/a.com.json")
+    old.parent.mkdir(parents=True)
+    old.write_text('{"n": 1}')
+    done = _run("app:fleet", "-q", "bulk", "--burst")
+    assert done.returncode == 1
+    assert "completed/a.com.json is a file of another program, in the folder of queue 'bulk'" in done.stderr
+    assert "`limpet queue adopt bulk --quiesced`" in done.stderr
+    assert old.read_text() == '{"n": 1}'
+    command = limpet_command("queue", "adopt", "bulk", "--quiesced", "-u", "fleet")
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    assert _run("app:fleet", "-q", "bulk", "--burst").returncode == 0
 
 
 def test_an_empty_fleet_is_a_short_burst() -> None:
@@ -288,6 +328,42 @@ def test_a_handler_that_exits_has_failed_and_its_process_lives(spawn: Spawn) -> 
     worker.terminate()
     worker.communicate()
     assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_of_40_tasks_the_ten_that_raise_anything_have_their_errors_and_no_process_is_replaced(
+    kind: str, batch: bool
+) -> None:
+    Path("leaves.py").write_text(LEAVES)
+    queue = limpet.open("./fleet", durability="os").queue(f"leave_{kind}", max_attempts=1)
+    payloads = [{"n": n} for n in range(40)]
+    ids: list[str] = [*queue.push_many(payloads)] if batch else [queue.push(each).id for each in payloads]
+    done = _run("leaves:fleet", "-q", f"leave_{kind}", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    del told["seconds"]
+    assert told == {"done": 30, "failed": 10, "retried": 0, "suspended": 0, "lost": 0, "handed_back": 0, "restarts": 0}
+    kinds = ["SystemExit", "CancelledError", "GeneratorExit", "KeyboardInterrupt", "Own"]
+    for n, result in enumerate(queue.results(ids)):
+        said = f"{kinds[n // 4 % 5]}: of {n}" if n % 4 == 3 else None
+        assert (result.value, result.error) == (None if said else n, said)
+    assert sorted(int(words[1]) for words in _notes()) == [*range(40)], "each was run once"
+    assert not {"crashed", "trouble"} & {event["event"] for event in _events(done.stderr)}
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_while_a_handler_runs_stops_the_worker(spawn: Spawn, name: str) -> None:
+    """Unlike a KeyboardInterrupt that the handler raises by itself."""
+    queue = _queue("hang")
+    pushed = queue.push({"n": 1})
+    worker = spawn("work", "app:fleet", "-q", "hang", "--grace", "30", "--log", "json", "--json")
+    _next(worker, "started")
+    worker.send_signal(getattr(signal, name))
+    Path("go").touch()
+    told = json.loads(worker.communicate()[0])
+    assert (worker.returncode, told["done"], told["handed_back"], told["restarts"]) == (0, 1, 0, 0)
+    assert queue.result(pushed.id).value == "gone on"
 
 
 def test_a_process_is_replaced_after_max_tasks() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import limpet
-from limpet.cli.work import Log, json_line, left_of, progress_line, text_line
+from limpet.cli.work import Log, ProgressTable, json_line, left_of, progress_line, text_line
 from limpet.errors import Invalid, Missing
 from limpet.worker.child import jobs_of
 from limpet.worker.pool import error_of
@@ -202,6 +202,18 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5
     assert said[0] == "10 done, 0 failed, 0 retried · 0 in flight · 1.0/s · 90 left · about 90 s to go"
+
+
+def test_progress_counts_a_run_once_for_the_table_and_for_its_line() -> None:
+    """Processes report their counts later than the events, and one that was killed never does."""
+    table = ProgressTable(ManualRuntime())
+    for kind in ("done", "done", "retry", "suspended", "lost"):
+        table.hear(_event(kind="started", id="a", queue="q", worker="pi:1/0"))
+        table.hear(_event(kind=kind, id="a", queue="q", worker="pi:1/0"))
+    table.hear(_event(kind="failed", id="b", queue="r", worker="pi:1/0", tasks=7))
+    table.hear(_event(kind="started", id="c", queue="q", worker="pi:1/1"))
+    found = table.totals(TaskCounts(done=1, in_flight=3, rate_per_s=0.5))
+    assert found == TaskCounts(done=2, failed=7, retried=1, suspended=1, lost=1, in_flight=1, rate_per_s=0.5)
 
 
 def test_messages_come_back_as_they_were() -> None:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
-from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
+from pyiceberg.types import LongType, NestedField, StringType
 
-from catalog.test_catalog_avro import vector
-from limpet.catalog.iceberg.avro import AvroBudget, manifest_writer, manifests_in, write_manifest_list
+from limpet.catalog.iceberg.avro import AvroBudget, manifests_in, write_manifest_list
 from limpet.catalog.iceberg.files import Output
 from limpet.service.client import ServiceWriter
+from limpet.sim import deletes
+from limpet.sim.deletes import NO_METRICS, deletes_manifest
 
 __all__ = ["EQUALITY_LEFT", "commit_deletes", "equality_delete", "puffin_deletes", "with_equality_deletes"]
-
-_NONE: Mapping[int, Any] = {}
-_METRICS: Mapping[str, Any] = {
-    f"{what}_{kind}": _NONE
-    for kind, names in (("counts", ("value", "null_value", "nan_value")), ("bounds", ("lower", "upper")))
-    for what in names
-} | {"column_sizes": _NONE}
 
 
 def write(table: Table, url: str, data: bytes) -> None:
@@ -60,73 +48,19 @@ def equality_delete(table: Table, name: str, ids: Sequence[int], spec_id: int = 
         record_count=len(ids),
         file_size_in_bytes=len(data),
         equality_ids=[column.field_id],
-        **_METRICS,
+        **NO_METRICS,
     )
     made.spec_id = spec_id
     return made
 
 
-def positions_in(positions: Sequence[int]) -> bytes:
-    """A deletion vector of up to 65,536 rows."""
-    head = struct.pack("<IIHHI", 12346, 1, 0, len(positions) - 1, 16)
-    return vector(head + struct.pack(f"<{len(positions)}H", *positions))
-
-
 def puffin_deletes(table: Table, name: str, gone: Mapping[str, Sequence[int] | bytes]) -> list[DataFile]:
-    """The deletion vectors of several data files, by URL, in one Puffin file, as Spark writes those of a task. Each is
-    made of positions, or given."""
-    url, body = f"{table.location()}/data/{name}.puffin", b"PFA1"
-    blobs, made = [], []
-    for path, positions in gone.items():
-        blob = positions if isinstance(positions, bytes) else positions_in(positions)
-        properties = {"referenced-data-file": path, "cardinality": str(len(positions))}
-        blobs.append(
-            {
-                "type": "deletion-vector-v1",
-                "fields": [2147483645],
-                "snapshot-id": -1,
-                "sequence-number": -1,
-                "offset": len(body),
-                "length": len(blob),
-                "properties": properties,
-            }
-        )
-        more = {"referenced_data_file": path, "content_offset": len(body), "content_size_in_bytes": len(blob)}
-        made.append((more, len(positions)))
-        body += blob
-    footer = json.dumps({"blobs": blobs, "properties": {}}).encode()
-    body += b"PFA1" + footer + struct.pack("<iI", len(footer), 0) + b"PFA1"
-    write(table, url, body)
-    files = [
-        DataFile.from_args(
-            3,
-            content=DataFileContent.POSITION_DELETES,
-            file_path=url,
-            file_format=FileFormat.PUFFIN,
-            partition=Record(),
-            record_count=count,
-            file_size_in_bytes=len(body),
-            **_METRICS,
-            **more,
-        )
-        for more, count in made
-    ]
-    for file in files:
-        file.spec_id = 0
+    """The written deletion vectors of several data files, by URL, in one Puffin file. Each is made of positions, or
+    given."""
+    url = f"{table.location()}/data/{name}.puffin"
+    files, data = deletes.puffin_deletes(url, gone)
+    write(table, url, data)
     return files
-
-
-def _with_int_ids(schema: Schema) -> Schema:
-    """The schema of a manifest with the ids of columns as the specification has them: PyIceberg writes them as longs,
-    which Java does not read."""
-    *others, data = schema.fields
-    assert isinstance(data.field_type, StructType)
-    ids = ListType(element_id=136, element=IntegerType(), element_required=True)
-    fields = [
-        NestedField(each.field_id, each.name, ids, required=False) if each.name == "equality_ids" else each
-        for each in data.field_type.fields
-    ]
-    return Schema(*others, NestedField(data.field_id, data.name, StructType(*fields), required=True))
 
 
 def commit_deletes(table: Table, through: ServiceWriter, snapshot_id: int, files: Sequence[DataFile]) -> None:
@@ -137,29 +71,11 @@ def commit_deletes(table: Table, through: ServiceWriter, snapshot_id: int, files
     assert version > 1
     folder, number = f"{table.location()}/metadata", (before.sequence_number or 0) + 1
     made, listed = Output(f"{folder}/{snapshot_id}-deletes.avro"), Output(f"{folder}/{snapshot_id}.avro")
-    kind: Any = type(manifest_writer(3 if version == 3 else 2, spec, table.schema(), made, snapshot_id))
-
-    class DeletesWriter(kind):  # type: ignore[misc]
-        """PyIceberg writes no manifests of deletes by itself."""
-
-        def content(self) -> ManifestContent:
-            return ManifestContent.DELETES
-
-        @property
-        def _meta(self) -> dict[str, str]:
-            return {**super()._meta, "content": "deletes"}
-
-        def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-            schema = _with_int_ids(self._with_partition(version))
-            return AvroOutputFile(self._output_file, schema, "manifest_entry", schema, self._meta)
-
-    with DeletesWriter(spec, table.schema(), made, snapshot_id, "deflate") as writer:
-        for file in files:
-            writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=file))
+    new = deletes_manifest(3 if version == 3 else 2, spec, table.schema(), made, snapshot_id, files)
     old = manifests_in(table.io.new_input(before.manifest_list), AvroBudget(), version=3 if version == 3 else 2)
     identity = (snapshot_id, before.snapshot_id, number)
     next_row_id = getattr(table.metadata, "next_row_id", None)
-    manifests = [writer.to_manifest_file(), *old]
+    manifests = [new, *old]
     lineage = write_manifest_list(3 if version == 3 else 2, listed, identity, next_row_id, manifests)
     for each in (made, listed):
         write(table, each.location, each.data)

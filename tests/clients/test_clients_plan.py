@@ -37,7 +37,6 @@ from pyiceberg.types import (
 from pyroaring import BitMap
 
 import limpet
-from catalog.test_catalog_avro import vector
 from clients.conftest import Served
 from clients.deletes import EQUALITY_LEFT, commit_deletes, puffin_deletes, with_equality_deletes
 from clients.ducks import attached
@@ -47,6 +46,7 @@ from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import avro, plan
 from limpet.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
 from limpet.service.client import ServiceWriter
+from limpet.sim.deletes import sealed_vector
 from support.servers.catalog import ask
 
 SCHEMA = Schema(
@@ -161,7 +161,7 @@ def test_a_query_does_not_unpack_a_vector_of_more_rows_than_the_file_has(
     bitmap = BitMap()
     bitmap.add_range(0, 1 << 32)
     bitmap.run_optimize()
-    blob = vector(bitmap.serialize())
+    blob = sealed_vector(bitmap.serialize())
     assert len(blob) < 2 << 20
     commit_deletes(table, ServiceWriter(served.url), 7, puffin_deletes(table, "bomb", {task.file.file_path: blob}))
     with pytest.raises(Corrupt, match="names rows that the file has not"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.errors import Unavailable
+from limpet.errors import OutcomeUnknown, Unavailable
 from limpet.lease import Lease
 
 SIZE = "size=512k"
@@ -93,6 +93,24 @@ def test_a_hold_on_a_full_disk_ends_as_if_by_a_crash(disk: Path) -> None:
     assert record is not None
     assert record.state.value == "held"
     ballast.unlink()
+
+
+def test_a_push_of_many_tasks_that_fills_the_disk_is_completed_by_the_same_push(disk: Path) -> None:
+    queue = limpet.open(disk / "fleet").queue("work")
+    payloads = [{"n": n, "blob": "x" * 2000} for n in range(500)]
+    with pytest.raises(OutcomeUnknown, match="the disk is full") as caught:
+        queue.push_many(payloads, batch=10, id="load")
+    error = caught.value
+    assert 0 < len(error.pushed) < 500
+    assert len(error.pushed) + len(error.rest) == 500
+    assert f"{len(error.pushed)} of 500 tasks were pushed" in str(error)
+    assert len({*error.pushed}) == queue.stats().pending
+    assert temps(disk) == []
+
+    subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+    whole = queue.push_many(payloads, batch=10, id="load")
+    assert {*error.pushed} == {whole[n] for n in range(500) if n not in {*error.rest}}
+    assert queue.stats().pending == 500
 
 
 def test_a_full_disk_stops_the_queue_and_loses_nothing(disk: Path) -> None:

@@ -11,10 +11,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import limpet
+from limpet import records
 from limpet.app import Fleet
+from limpet.app.adopt import adopt_files
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.decide import shard_id
@@ -200,7 +203,7 @@ def test_other_files_and_folders_are_left_alone(memory: tuple[Fleet, Index[Domai
         put(fleet, name, seeded(name.removesuffix(".usv")))
     before = {stat.key for stat in fleet.store.list(KEYS.root)}
     report = take(index, quiesced=True)
-    assert (report.files, report.ignored, report.bad) == (3, 4, [])
+    assert (report.files, report.ignored, report.ignored_names, report.bad) == (3, 1, ["notes.txt"], [])
     after = {stat.key for stat in fleet.store.list(KEYS.root)}
     assert before - after == {f"{KEYS.root}/{name}" for name in ("a.com.usv", "inbox0.usv", "zz.com.usv")}
 
@@ -220,11 +223,13 @@ def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, memory: tu
     (folder / "shards" / "5e.lock").write_text("{}")
     (folder / "datapackage.json").write_text("{}")
     report = take(index, FolderSource(folder, RECORD_FOLDERS))
-    assert (report.files, report.records, report.bad, report.ignored) == (6, 35, [], 2)
+    assert (report.files, report.records, report.locks) == (6, 35, 1)
+    assert (report.ignored, report.ignored_names) == (2, ["deeper/no.com.usv", "datapackage.json"])
+    assert [bad.name for bad in report.bad] == ["link.com.usv"]
     wanted = {"Example.COM", "a b.com", "é.com", "x/y", "=61.com", *(f"s{n}.com" for n in range(30))}
     assert {record.domain for record in index.scan()} == wanted
     left = sorted(path.name for path in folder.rglob("*.usv"))
-    assert take(index, FolderSource(folder, RECORD_FOLDERS), quiesced=True).deleted == 6
+    assert take(index, FolderSource(folder, RECORD_FOLDERS), quiesced=True).deleted == 6 + 1, "the lock goes too"
     assert sorted(path.name for path in folder.rglob("*.usv")) == ["link.com.usv", "no.com.usv"]
     assert len(left) == 8
     assert {record.domain for record in index.scan()} == wanted
@@ -433,6 +438,8 @@ def lay_out(put: Callable[[str, bytes], object]) -> dict[str, bytes]:
     for name in names[30:]:
         files[f"inbox/{shard_id(name)}/{name}.usv"] = seeded(name)
     files |= {"inbox.com.usv": seeded("inbox.com", 7), "notes.txt": b"mine", "shards/datapackage.json": b"{}"}
+    files |= {"manifest.json": b'{"site0.com": "5e"}', "manifest.usv": plain("site0.com", "5e") * 2}
+    files |= {"shards/5e.lock": b'{"worker_id": "pi", "expires_at": "2026-01-01T00:05:00Z"}'}
     for name, data in files.items():
         put(name, data)
     return files
@@ -457,6 +464,7 @@ def test_a_folder_of_shards_becomes_an_index_where_it_is(fleet: Fleet) -> None:
     report = index.adopt_in_place(quiesced=True)
     moved = {name for name in files if name not in ("datapackage.json", "notes.txt") and files[name]}
     assert (report.created, report.moved, report.records, report.bad) == (True, len(moved), 41, [])
+    assert (report.locks, report.ignored, report.ignored_names) == (1, 1, ["notes.txt"])
     kept = under(fleet.store, KEYS.adopted)
     assert kept.pop("about.txt").startswith(b"Files of another program")
     assert kept == {name: data for name, data in files.items() if name in moved or name == "datapackage.json"}
@@ -508,7 +516,7 @@ def test_in_place_a_crash_at_any_write_loses_nothing() -> None:
         assert wrote == number
         there = under(bucket, KEYS.root)
         assert all(there.get(name) == data or there.get(f"adopted/{name}") == data for name, data in files.items())
-        if "manifest.json" not in there:
+        if records.is_foreign(there.get("manifest.json", b"{ }")) or "manifest.json" not in there:
             assert _opened(bucket, lambda verb: None, load=False).adopt_in_place(quiesced=True).created
         index = _opened(bucket, lambda verb: None, load=False)
         assert {record.domain for record in index.scan()} == WANTED
@@ -529,3 +537,76 @@ def _adopt_until(number: int) -> tuple[int, MemoryStore, dict[str, bytes]]:
     with suppress(Killed):
         _opened(bucket, die, load=False).adopt_in_place(quiesced=True)
     return wrote, bucket, files
+
+
+def test_a_file_that_is_not_named_by_its_key_is_taken_by_it_if_that_is_said(fleet: Fleet) -> None:
+    put(fleet, "a.com.usv", seeded("a.com"))
+    put(fleet, "www-b.usv", seeded("b.com"))
+    index = fleet.index("domains", Domain, key="domain")
+    refused = index.adopt_in_place(quiesced=True)
+    assert not refused.created
+    [bad] = refused.bad
+    assert bad.name == "www-b.usv"
+    assert "--any-name" in bad.reason
+    assert index.adopt_in_place(quiesced=True, any_name=True).created
+    put(fleet, "www-c.usv", seeded("c.com"))
+    assert len(take(index).bad) == 1
+    assert import_existing(whole_of(index), index._stamps, any_name=True).records == 1
+    assert {record.domain for record in index.scan()} == {"a.com", "b.com", "c.com"}
+
+
+def test_a_manifest_of_limpet_that_cannot_be_read_is_no_other_program_s(memory: tuple[Fleet, Index[Domain]]) -> None:
+    """It is not replaced: that would forget the index."""
+    fleet, _ = memory
+    data = fleet.store.get(KEYS.manifest).data
+    for rotten in (data[:-9], data.replace(b'"fields"', b'"felds"'), b"", b"[]"):
+        fleet.store.put(KEYS.manifest, rotten)
+        put(fleet, "a.com.usv", seeded("a.com"))
+        with pytest.raises(Corrupt) as error:
+            adopt_files(fleet, "domains", None, None, None, quiesced=True)
+        assert "restore it from a backup" in error.value.hint
+        assert fleet.store.get(KEYS.manifest).data == rotten
+
+
+def test_an_old_manifest_names_adopt_wherever_the_index_is_used() -> None:
+    fleet = limpet.open("memory://")
+    put(fleet, "manifest.json", b'{"a.com": "5e"}')
+    put(fleet, "a.com.usv", seeded("a.com"))
+    with pytest.raises(Corrupt) as error:
+        fleet.index("domains").get("a.com")
+    assert "`limpet index adopt domains --quiesced`" in error.value.hint
+
+
+def test_the_index_of_the_document_is_adopted_by_its_name_and_from_elsewhere(fleet: Fleet) -> None:
+    """Shards, an inbox, a lock, a manifest and a sidecar, as the documents describe them; then a second run adds."""
+    names = {"domain": "string", "company_name": "string", "scraper_version": "integer", "updated_at": "datetime"}
+    schema = {"fields": [{"name": name, "type": kind} for name, kind in names.items()]}
+    package = {"name": "domain-index", "resources": [{"name": "shards", "path": "shards/*.usv", "schema": schema}]}
+    for at in (KEYS.root, "elsewhere"):
+        for name, data in {
+            "datapackage.json": msgspec.json.encode(package),
+            "manifest.json": b'{"shards": {"5e": 1}}',
+            "shards/5e.usv": seeded("a.com", 1) + seeded(f"{at}.com"),
+            "shards/5e.lock": b'{"worker_id": "pi", "created_at": "x", "expires_at": "2026-01-01T00:05:00Z"}',
+            "a.com.usv": seeded("a.com", 2, "2026-02-01T00:00:00Z"),
+        }.items():
+            fleet.store.put(Key(f"{at}/{name}"), data)
+    report, in_place = adopt_files(fleet, "domains", None, None, "domain", quiesced=True)
+    assert (in_place, report.created, report.records, report.locks, report.moved) == (True, True, 3, 1, 4)
+    index: Index[Any] = fleet.index("domains")
+    source = StoreSource(fleet.store, "elsewhere", RECORD_FOLDERS)
+    first = index.adopt(source)
+    assert (first.records, first.locks, first.deleted, first.bad) == (3, 1, 0, [])
+    assert first.ignored_names == ["datapackage.json", "manifest.json"]
+    assert index.adopt(source, quiesced=True).deleted == 3
+    assert [stat.key for stat in fleet.store.list("elsewhere")] == [
+        "elsewhere/datapackage.json",
+        "elsewhere/manifest.json",
+    ]
+    index.compile(full=True)
+    assert {record["domain"]: record["scraper_version"] for record in index.scan()} == {
+        "a.com": 2,
+        "elsewhere.com": 1,
+        f"{KEYS.root}.com": 1,
+    }
+    assert verify(whole_of(index)).ok

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -113,6 +116,53 @@ def test_frictionless_validates_a_compiled_index_and_reads_it(tmp_path: Path) ->
     assert rows["gone.com"]["title"] is None
 
 
+@pytest.fixture
+def compiled(tmp_path: Path) -> Path:
+    """The data package of a compiled index, whose times have microseconds. One reader takes each `"` for a quote."""
+    index = limpet.open(str(tmp_path)).index("sites", Site, key="domain")
+    index.put_many([Site("a.com", "A", 1, 0.5, True, date(2026, 1, 2), AT.replace(microsecond=123456)), Site("b.com")])
+    index.delete("b.com")
+    index.compile(full=True)
+    return tmp_path / "indexes" / "sites" / "datapackage.json"
+
+
+def _records(*command: str | Path) -> dict[str, dict[str, Any]]:
+    """What a reader of version 1 prints of the package, by key. A process of its own: one leaves its files open."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {record["domain"]: record for record in json.loads(done.stdout)}
+
+
+READ = """
+import datapackage, json, sys, warnings
+warnings.simplefilter("ignore")
+opened = datapackage.Package(sys.argv[1])
+assert opened.valid, opened.errors
+print(json.dumps(opened.resources[0].read(keyed=True), default=str))
+"""
+
+
+def test_the_python_reader_of_version_1_reads_times_with_microseconds(compiled: Path) -> None:
+    pytest.importorskip("datapackage")
+    rows = _records(sys.executable, "-W", "ignore", "-c", READ, compiled)
+    a, b = rows["a.com"], rows["b.com"]
+    assert (a["title"], a["size"], a["rate"], a["good"], a["day"]) == ("A", 1, "0.5", True, "2026-01-02")
+    assert datetime.fromisoformat(a["seen"]) == AT.replace(microsecond=123456)
+    assert datetime.fromisoformat(b["updated_at"]).utcoffset() is not None
+    assert (a["_deleted"], b["_deleted"], b["title"]) == (False, True, None)
+
+
+def test_the_javascript_reader_of_version_1_reads_times_with_microseconds(compiled: Path) -> None:
+    readers = Path(sys.prefix) / "js"
+    node = shutil.which("node")
+    if node is None or not (readers / "node_modules" / "datapackage").is_dir():
+        pytest.skip("node and npm are not there: `python3 tools/install.py dev` installs the reader by them")
+    rows = _records(node, readers / "read.js", compiled)
+    a, b = rows["a.com"], rows["b.com"]
+    assert (a["title"], a["size"], a["rate"], a["good"], a["seen"]) == ("A", 1, 0.5, True, "2026-03-01T00:00:00.123Z")
+    assert (a["_deleted"], b["_deleted"], b["title"]) == (False, True, None)
+
+
 def test_the_package_is_a_v2_descriptor_with_every_shard() -> None:
     manifest = _manifest(Site, "domain")
     described = json.loads(package("sites", manifest))
@@ -132,6 +182,7 @@ def test_the_package_is_a_v2_descriptor_with_every_shard() -> None:
     assert frictionless.Package.from_descriptor(described).resources[0].schema.primary_key == ["domain"]
     fields = {each["name"]: each for each in resource["schema"]["fields"]}
     assert fields["_deleted"] == {"name": "_deleted", "type": "boolean", "trueValues": ["1"], "falseValues": ["0"]}
+    assert fields["updated_at"] == {"name": "updated_at", "type": "datetime", "format": "any"}
     assert fields["tags"] == {"name": "tags", "type": "array", "limpet:constraints": {"required": True}}
     assert fields["rate"] == {"name": "rate", "type": "number", "constraints": {"minimum": 0.0}}
     assert fields["color"]["constraints"] == {"enum": ["a\\\\b", "red"]}

@@ -31,7 +31,7 @@ def _read(path: Path, schema: Schema, lines: list[bytes], rest: str = "") -> lis
     """The live records of those lines, in their order."""
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     query = f"select {duck.select(schema)} from read_csv({duck.literal(str(path))}, {duck.options(schema)})"
-    found = SESSION.execute(f"{query} where \"_deleted\" = '0' {rest}").to_arrow_table().to_pylist()
+    found = SESSION.sql(f"{query} where \"_deleted\" = '0' {rest}").to_arrow_table().to_pylist()
     assert isinstance(found, list)
     return found
 

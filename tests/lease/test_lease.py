@@ -10,6 +10,7 @@ import pytest
 from lease.world import TTL_S, Process, World, won
 from limpet.errors import Conflict, LeaseLost, OutcomeUnknown, Unavailable
 from limpet.lease import Lease, State
+from limpet.lease.decide import look_interval_s
 from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then, unavailable
 
 
@@ -40,6 +41,19 @@ def taken_over(world: World) -> Process:
 
 
 # ---- time ----
+
+
+def test_a_holder_that_slept_reads_whose_the_lease_is(world: World, holder: Holder) -> None:
+    world.time.sleep(look_interval_s(TTL_S) - 0.01)
+    assert holder.requests(holder.lease.check_held) == {}
+    world.time.sleep(0.01)
+    assert holder.requests(holder.lease.check_held) == {"get": 1}
+    world.time.sleep(10 * TTL_S)
+    assert holder.requests(holder.lease.check_held) == {"get": 1}, "nobody has taken it"
+    taken_over(world)
+    with pytest.raises(LeaseLost, match="ran out, and is no longer ours"):
+        holder.lease.check_held()
+    assert holder.lease.lost
 
 
 def test_a_lease_lasts_its_ttl_on_our_own_clock(world: World, holder: Holder) -> None:

@@ -20,11 +20,13 @@ QUEUE_BUGS = [
         "retry swaps the receipt first",
         "H1",
         64,
-        ("_retry", 'self._place(f"{entry}{RETRY_MARK}{life}", task)', ""),
         (
-            "_retry",
-            "self._storage.receipt(key).attempt(seen, retried)",
-            'self._storage.receipt(key).attempt(seen, retried)\nself._place(f"{entry}{RETRY_MARK}{life}", task)',
+            "Admin._retry",
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
+            "name_ = retry_name(first_name(receipt.id), number, tag)\n"
+            'first = msgspec.structs.replace(receipt, state="retried", retried_as=name_)\n'
+            "self._storage.receipt(key).attempt(seen, first)\n"
+            "task = self._place_retry(key, seen, number, tag, from_scratch=from_scratch)\nif task is None:\n    tag =",
         ),
     ),
     _bug(
@@ -206,7 +208,7 @@ QUEUE_BUGS = [
         "F3",
         1,
         (
-            "Pusher.push_many",
+            "Pusher._put_group",
             "if isinstance(answer, Conflict | OutcomeUnknown):",
             "if isinstance(answer, OutcomeUnknown):\n    pass\nelif isinstance(answer, Conflict):",
         ),
@@ -271,8 +273,8 @@ QUEUE_BUGS = [
         0,
         (
             "Sweeper.retain",
-            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.retention_s)",
-            "before = self._runtime.wall() - timedelta(seconds=self._policy.retention_s)",
+            "before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)",
+            "before = self._runtime.wall() - timedelta(seconds=self._policy.kept_s)",
         ),
         scenario="queue/test_sweep.py::test_retention_does_not_look_at_the_wall_clock",
     ),
@@ -357,6 +359,12 @@ QUEUE_BUGS = [
         57,
         ("queue.BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
+    _bug(
+        "a task that was read long before its claim is trusted, in the plain scenario",
+        "H9",
+        0,
+        ("BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
+    ),
     _far(
         "a lease goes together with its task",
         "H9",
@@ -409,7 +417,7 @@ QUEUE_BUGS = [
         "a page without a free entry is all that there is",
         "what waits runs",
         0,
-        (Change("queue.BucketQueue._try_claim", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
+        (Change("queue.BucketQueue._look", "self.storage.bell.expect(self._next_page.due_s)", "pass"),),
         "queue/test_bell.py::test_a_page_of_a_long_backlog_without_a_free_entry_is_soon_followed_by_another",
     ),
     Bug(
@@ -441,5 +449,40 @@ QUEUE_BUGS = [
             "with self._writing:\n    if self._ended:\n        return\n    self._write_receipt(n, receipt)",
             "if not self._ended:\n    self._write_receipt(n, receipt)",
         ),
+    ),
+    Bug(
+        "an adopted task is known by its id alone",
+        "A1, found by use",
+        0,
+        (Change("queue.adopt.verdict", "others = kept.keys() - same", "same, others = {*kept}, {*()}"),),
+        "queue/test_queue_adopt.py::test_two_folders_with_the_same_id_lose_neither_task",
+    ),
+    Bug(
+        "an adopted receipt ends a task of ours with another payload",
+        "A1, the same in the other direction",
+        0,
+        (Change("queue.adopt.verdict", '"other" if others else "write"', '"write"'),),
+        "queue/test_queue_adopt.py::test_an_original_whose_id_is_used_here_for_another_payload_stays",
+    ),
+    Bug(
+        "what lies at the name of a receipt does not count in place",
+        "a bad file ends no task",
+        0,
+        (Change("queue.adopt.Adopter._kept", 'elif waits and where != "pending":', "elif not kept and not places:"),),
+        "queue/test_queue_adopt.py::test_in_place_bad_files_stay_and_end_nothing",
+    ),
+    Bug(
+        "in place, a lease of the other program stays",
+        "a worker rejects what it cannot read",
+        0,
+        (Change("queue.adopt.Adopter._replace_task", "if task.file.lease is not None:", "if not task.file.name:"),),
+        "queue/test_queue_adopt.py::test_in_place_every_task_is_taken_over_once",
+    ),
+    Bug(
+        "a worker rejects tasks of another program",
+        "F4, found by use",
+        0,
+        (Change("queue.finish.reject_entry", "except ForeignTask:\n    raise\n", ""),),
+        "queue/test_queue_adopt.py::test_a_task_of_another_program_with_a_lease_that_nobody_can_read_is_not_rejected",
     ),
 ]

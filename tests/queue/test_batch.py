@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from limpet import records
 from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.keys import Key, QueueKeys
 from limpet.lease import State
 from limpet.queue import Result, Retry
 from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX, EntryClaim, EntryTask
+from limpet.queue.entry import SignalRecord, Suspension
+from limpet.queue.rows import task_rows
 from support.queue import TTL_S, Crash, Process, World, crash, held, raises, rounds
 from support.stores import lost_reply, lost_request
 
@@ -55,6 +60,76 @@ def test_a_batch_is_one_claim_and_one_receipt(world: World) -> None:
     assert values(world, ids) == [0, 2, 4, 6, 8]
     receipt = world.receipt(f"completed/{entry}")
     assert (receipt.count, receipt.failed, receipt.id) == (5, [], entry)
+
+
+@pytest.mark.parametrize(("tasks", "name"), [(1000, "crawl"), (80, "c" * 120)])
+def test_a_batch_is_suspended_whatever_its_tasks_wait_for(world: World, tasks: int, name: str) -> None:
+    """100 keys each: together more than a lease has room for."""
+    keys = QueueKeys.of(name)
+    awaits = [str(keys.tasks(f"{n:026d}", batch=False)) for n in range(100)]
+    for key in awaits:
+        world.memory.put(Key(key), b"{}")
+    process = world.process()
+    entry = entry_of(process.queue.push_many(rounds(tasks), batch=1000))
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            if n == 0:
+                task.retry(error="it fails", after_s=3600)
+                continue
+            task.suspend(60.0, Suspension(reason="it waits", step=1, since=process.runtime.wall(), awaits=awaits))
+    assert world.facts(entry)[0] is State.FREE
+    assert len(world.lease(entry).suspended) == tasks - 1
+    process.store.log.clear()
+    world.time.sleep(1800)
+    assert not process.queue.claim(), "what it waits for is there"
+    for key in awaits:
+        world.memory.delete(Key(key))
+    claim = process.take()
+    assert sorted(int(task.id.rpartition(".")[2]) for task in claim) == [*range(1, tasks)]
+
+
+@pytest.mark.parametrize("tasks", [1, 20])
+def test_tasks_of_a_batch_that_wait_for_signals_are_looked_at_together(tasks: int) -> None:
+    world = World(far=True)
+    process = world.process()
+    entry = entry_of(process.queue.push_many(rounds(tasks)))
+    with process.take() as claim:
+        for n, task in enumerate(claim):
+            wall = process.runtime.wall()
+            task.suspend(5.0, Suspension(reason="it waits", step=1, since=wall, signal=f"go {n}"))
+    world.time.sleep(6)
+    process.store.log.clear()
+    assert not process.queue.claim()
+    asked = [line for line in process.store.wrote("get", "head", "list") if f"steps/{entry}" in line]
+    [line] = asked
+    assert line.startswith("list" if tasks > 1 else "get")
+    signal = process.queue.storage.signal(entry, tasks - 1, f"go {tasks - 1}")
+    signal.create(SignalRecord(name=f"go {tasks - 1}", at=process.runtime.wall()))
+    assert process.take().entry == entry
+
+
+def test_a_swap_that_is_refused_as_too_large_is_made_without_what_the_tasks_wait_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = world.process()
+    entry = entry_of(process.queue.push_many(rounds(3)))
+    waits = Suspension(reason="it waits", step=1, since=process.runtime.wall(), awaits=["x" * 1000] * 100, due_s=90.0)
+    with process.take() as claim:
+        monkeypatch.setattr(records, "RECORD_BYTES_MAX", 10_000)
+        for n, task in enumerate(claim):
+            if n:
+                task.suspend(30.0, waits)
+            else:
+                task.done("a")
+    assert world.facts(entry)[0] is State.FREE
+    record = world.lease(entry)
+    assert (record.done, record.waits) == ([0], {1: 30.0, 2: 30.0})
+    assert [(each.awaits, each.reason, each.due_s) for each in record.suspended.values()] == [([], "", 90.0)] * 2
+    assert not process.queue.claim()
+    with process.take(within_s=60) as claim:
+        for task in claim:
+            task.done("b")
+    assert [*msgspec.json.decode(msgspec.json.encode(world.receipt(f"completed/{entry}").results)).values()] == [*"abb"]
 
 
 def test_h2_a_mixed_batch_keeps_every_verdict(world: World) -> None:
@@ -521,3 +596,29 @@ def test_a_result_that_comes_while_a_beat_is_under_way_is_not_counted_without_it
     process.freeze()
     world.process().drain(lambda task: task.done("x" * 3_000))
     assert [world.process().queue.result(id_).value for id_ in ids] == ["x" * 3_000] * 2
+
+
+def test_a_task_of_a_batch_has_its_own_attempts(world: World) -> None:
+    """Not the most that one of the batch took."""
+    process = world.process(max_attempts=5)
+    ids = process.queue.push_many(rounds(3))
+    process.drain(lambda task: task.retry() if task.payload["n"] == 1 and task.attempt < 3 else task.done())
+    assert [process.queue.result(id_).attempts for id_ in ids] == [1, 3, 1]
+    assert [each.attempts for each in process.queue.results(ids)] == [1, 3, 1]
+    rows = task_rows(process.queue.storage).rows
+    assert [rows[id_].attempts for id_ in ids] == [1, 3, 1]
+    whole = process.queue.inspect.receipt(entry_of(ids))
+    assert whole is not None
+    assert (whole.attempts, whole.tried) == (3, {1: 3})
+
+
+def test_a_batch_that_does_not_say_who_was_tried_again_has_the_attempts_of_all(world: World) -> None:
+    """As Limpet 0.1 wrote it."""
+    process = world.process(max_attempts=5)
+    ids = process.queue.push_many(rounds(2))
+    process.drain(lambda task: task.retry() if task.payload["n"] == 1 and task.attempt < 3 else task.done())
+    cell = process.queue.storage.receipt(process.queue.storage.keys.completed_of(entry_of(ids)))
+    seen = cell.read()
+    assert seen is not None
+    cell.attempt(seen, msgspec.structs.replace(seen.value, tried={}))
+    assert [process.queue.result(id_).attempts for id_ in ids] == [3, 3]

@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limpet import records
+from limpet.keys import SEGMENT_BYTES_MAX, QueueKeys
 from limpet.lease import State
 from limpet.lease.decide import look_interval_s
 from limpet.queue import Policy
+from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
 from limpet.queue.decide import (
     ABANDONED,
     BRIEF_CHARS_MAX,
-    ERRORS_CHARS_MAX,
-    NOTE_CHARS,
+    ERRORS_BYTES_MAX,
+    NOTE_BYTES,
+    SUSPENSIONS_BYTES_MAX,
     Progress,
     Ready,
     Resting,
@@ -25,6 +29,7 @@ from limpet.queue.decide import (
     at_work,
     attempts_of,
     backoff_s,
+    bare,
     batch_receipt,
     cancelled,
     charged,
@@ -35,6 +40,7 @@ from limpet.queue.decide import (
     errors_of,
     exhausted,
     first_done,
+    fitted,
     freed,
     handed_back,
     is_left_out,
@@ -50,7 +56,17 @@ from limpet.queue.decide import (
     trimmed,
     waits_left,
 )
-from limpet.queue.entry import DELAY_MAX_S, AttemptRecord, Content, EntryLease, PushShape, Receipt, Suspension
+from limpet.queue.entry import (
+    DELAY_MAX_S,
+    ERROR_CHARS_MAX,
+    AttemptRecord,
+    Content,
+    EntryLease,
+    PushShape,
+    Receipt,
+    Suspension,
+)
+from limpet.records import RECORD_BYTES_MAX
 from limpet.store import Version
 from support.clock import EPOCH, steady
 
@@ -601,26 +617,86 @@ def test_which_errors_a_lease_keeps(
     assert {n: [each.attempt for each in notes] for n, notes in after.errors.items()} == wanted
 
 
+def wait(n: int, keys: int = 0, **fields: Any) -> Suspension:
+    awaits = [f"queues/crawl/pending/{n:03d}{key:023d}/task.json" for key in range(keys)]
+    base: dict[str, Any] = {"reason": f"waiting for {keys} tasks in 'crawl'", "step": 4, "since": EPOCH}
+    return Suspension(**(base | {"awaits": awaits} | fields))
+
+
+def size_of(suspended: dict[int, Suspension]) -> int:
+    return sum(len(records.encode({n: each})) for n, each in suspended.items())
+
+
+def test_suspensions_that_fit_are_kept_whole() -> None:
+    suspended = {n: wait(n, 100) for n in range(50)}
+    assert fitted(suspended) == suspended
+
+
+@pytest.mark.parametrize(("tasks", "kept"), [(70, 80), (100, 55), (1000, 3)])
+def test_suspensions_that_do_not_fit_share_the_room(tasks: int, kept: int) -> None:
+    suspended = {n: wait(n, 100) for n in range(tasks)} | {0: wait(0, 1)}
+    after = fitted(suspended)
+    assert [*after] == [*suspended]
+    assert after[0] == suspended[0], "a short one is kept"
+    assert min(len(each.awaits) for n, each in after.items() if n) >= kept
+    assert all(each.awaits == suspended[n].awaits[: len(each.awaits)] for n, each in after.items())
+    assert 0.95 * SUSPENSIONS_BYTES_MAX < size_of(after) <= SUSPENSIONS_BYTES_MAX
+    assert fitted(after) == after
+
+
+def test_what_no_room_is_left_for_is_looked_at_by_time() -> None:
+    suspended = {n: wait(n, signal="\x07" * 200, reason="\x07" * 300, due_s=8.0) for n in range(1000)}
+    after = fitted(suspended)
+    assert size_of(after) <= SUSPENSIONS_BYTES_MAX
+    brief = [each for each in after.values() if each.signal is None]
+    assert brief
+    assert all((each.reason, each.awaits, each.step, each.due_s) == ("", [], 4, 8.0) for each in brief)
+    assert [*bare(record(suspended={1: wait(1, 100)}, errors=long_errors(9))).suspended.values()] == [
+        wait(1, reason="")
+    ]
+
+
+def test_a_lease_with_all_of_its_lists_at_their_limits_fits_into_a_cell() -> None:
+    """A task is done, with a small result or one in a part, or it is open, and suspended or not."""
+    part = QueueKeys.of("q" * SEGMENT_BYTES_MAX).part("0" * 40, "1" * 26)
+    small, large = range(INLINE_TOTAL_MAX // INLINE_BYTES_MAX), range(INLINE_TOTAL_MAX // INLINE_BYTES_MAX, 900)
+    text = "\x07" * ERROR_CHARS_MAX
+    full = record(
+        name="0" * 40,
+        attempts=dict.fromkeys(range(1000), 1 << 50),
+        done=[*small, *large],
+        results={n: msgspec.Raw(b"1" * INLINE_BYTES_MAX) for n in small},
+        parts=[f"{part}{n:03d}" for n in large],
+        waits=dict.fromkeys(range(900, 1000), 12_345_678.123456),
+        suspended={n: wait(n, 100) for n in range(900, 1000)},
+        errors={n: [note(attempt, text, text) for attempt in range(3)] for n in range(900, 1000)},
+        durable=[*range(1000)],
+        error=text,
+    )
+    data = records.encode(progressed(full, Progress(), 0.0))
+    assert 0.75 * RECORD_BYTES_MAX < len(data) < 0.95 * RECORD_BYTES_MAX
+
+
 LONG = 1_000
-SIZE = NOTE_CHARS + 2 * LONG
+SIZE = NOTE_BYTES + 2 * LONG
 
 
 def long_errors(number: int, spare: int = 0) -> dict[int, list[AttemptRecord]]:
     """One of each task, the later the higher its number; their sizes are exactly the room, less `spare`."""
     error, traceback = "e" * LONG, "t" * LONG
     notes = {n: [note(1, error, traceback, at_s=n)] for n in range(number)}
-    rest = ERRORS_CHARS_MAX - spare - (number - 1) * SIZE - NOTE_CHARS - LONG
+    rest = ERRORS_BYTES_MAX - spare - (number - 1) * SIZE - NOTE_BYTES - LONG
     notes[0] = [note(1, error, "t" * rest)]
     return notes
 
 
 def test_the_figures_of_errors() -> None:
-    assert (ERRORS_CHARS_MAX, BRIEF_CHARS_MAX, NOTE_CHARS) == (65_536, 200, 120)
+    assert (ERRORS_BYTES_MAX, BRIEF_CHARS_MAX, NOTE_BYTES) == (65_536, 200, 120)
 
 
 def test_errors_that_fit_exactly_are_kept_whole() -> None:
     notes = long_errors(31)
-    assert sum(NOTE_CHARS + len(each.error) + len(each.traceback or "") for [each] in notes.values()) == 65_536
+    assert sum(NOTE_BYTES + len(each.error) + len(each.traceback or "") for [each] in notes.values()) == 65_536
     after = progressed(record(errors=notes), Progress(), 0.0).errors
     assert after == notes
     assert [*after] == [*range(31)], "in the order of their tasks, as they were written before"
@@ -633,12 +709,20 @@ def test_of_errors_that_do_not_fit_the_oldest_are_cut_short() -> None:
     assert after[0] == [note(1, "e" * 200)]
 
 
+def test_errors_are_counted_as_json_has_them() -> None:
+    """A control character takes six bytes."""
+    texts = {n: [note(1, "\x07" * LONG, "\x07" * LONG, at_s=n)] for n in range(60)}
+    after = progressed(record(errors=texts), Progress(), 0.0).errors
+    assert len(records.encode(after)) <= ERRORS_BYTES_MAX
+    assert after[59] == texts[59]
+
+
 def test_what_does_not_fit_even_when_cut_short_is_dropped_and_the_order_of_attempts_kept() -> None:
     """Of one task each, three attempts, the newest with the longest text."""
     texts = {n: [note(i, "e" * LONG, "t" * LONG, at_s=10 * i + n / 100) for i in (1, 2, 3)] for n in range(60)}
     after = progressed(record(errors=texts), Progress(), 0.0).errors
     kept = [each for notes in after.values() for each in notes]
-    assert sum(NOTE_CHARS + len(each.error) + len(each.traceback or "") for each in kept) <= ERRORS_CHARS_MAX
+    assert sum(NOTE_BYTES + len(each.error) + len(each.traceback or "") for each in kept) <= ERRORS_BYTES_MAX
     assert all(notes == sorted(notes, key=lambda each: each.attempt) for notes in after.values())
     whole = [(each.attempt, n) for n, notes in after.items() for each in notes if each.traceback]
     assert sorted(whole) == [(3, n) for n in range(60 - 30, 60)], "as many as fit, the newest"

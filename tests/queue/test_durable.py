@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import re
 import threading
+import time
 import typing
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,16 +26,17 @@ from limpet.app.metrics import FleetMetrics
 from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
 from limpet.cell import struct_codec
-from limpet.errors import Conflict, Invalid, Missing, Unsupported
-from limpet.keys import derived
+from limpet.errors import Conflict, Invalid, LeaseLost, Missing, Unsupported
+from limpet.keys import Key, derived
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
 from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
 from limpet.queue.steps import RUNNING, TaskSteps, gathered_bytes
 from limpet.runtime import ulid
+from limpet.store import Blob
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
-from support.queue import World
+from support.queue import TTL_S, World
 
 
 @dataclass
@@ -402,6 +408,72 @@ def test_a_clock_that_lags_behind_does_not_make_a_look_a_claim(ground: Ground, m
     assert not queue.claim()
 
 
+def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(ground: Ground) -> None:
+    fleet = ground.fleet
+
+    @fleet.task("crawl", backoff_s=60.0)
+    def crawl(n: int) -> int:
+        task = limpet.current_task()
+        if n == 1 and task is not None and task.attempt == 1:
+            raise RuntimeError("it fails once")
+        return n
+
+    @fleet.task("ask")
+    def ask() -> Any:
+        return limpet.wait_signal("approved")
+
+    @fleet.task("report", durable=True)
+    def report(what: str) -> Any:
+        match what:
+            case "sleep":
+                limpet.sleep(3600)
+                return "slept"
+            case "limit":
+                return limpet.wait_signal("approved", timeout_s=3600, default="none came")
+            case "retry":
+                return [end.value for end in limpet.gather([crawl.push(1)])]
+            case "delayed":
+                return [end.value for end in limpet.gather([crawl.using(delay_s=600).push(2)])]
+            case _:
+                return [end.value for end in limpet.gather([crawl.push(3), ask.push()])]
+
+    good = {what: report.push(what) for what in ("sleep", "limit", "retry", "delayed")}
+    bad: list[Any] = [report.push("signal"), ask.push(), *report.push_many([("signal",), ("signal",)])]
+    ground.work(report, crawl, ask)
+    assert [pushed.result().state for pushed in good.values()] == ["completed"] * 4
+    assert [report.queue.result(bad[0].id).state, *(each.result().state for each in bad[1:])] == ["pending"] * 4
+    said = [event.note for event in ground.events if event.kind == "warning"]
+    assert said == [
+        "7 tasks are suspended, and nothing here wakes them: waiting for the signal 'approved' (4); "
+        "waiting for 2 tasks in 'ask' and 'crawl' (3)"
+    ]
+    for each in ask.queue.peek(9):
+        ask.queue.signal(each.id, "approved", "yes")
+    ground.events.clear()
+    ground.work(report, crawl, ask)
+    assert [each.result().value for each in bad[2:]] == [[3, "yes"]] * 2
+    assert ground.kinds("warning") == []
+
+
+def test_a_worker_of_another_queue_waits_for_a_task_until_that_waits_for_a_signal(ground: Ground) -> None:
+    @ground.fleet.task("ask")
+    def ask() -> Any:
+        return limpet.wait_signal("approved")
+
+    @ground.fleet.task("report", durable=True)
+    def report() -> Any:
+        return [end.value for end in limpet.gather([ask.push()])]
+
+    report.push()
+    ground.runtime.time.at(600, lambda: ground.work(ask, until_empty=False))
+    began_s = ground.runtime.elapsed_s()
+    ground.work(report)
+    assert 600 <= ground.runtime.elapsed_s() - began_s < 700
+    assert [event.note for event in ground.events if event.kind == "warning"] == [
+        "1 task is suspended, and nothing here wakes it: waiting for 1 tasks in 'ask'"
+    ]
+
+
 @pytest.mark.parametrize(("sleep_s", "after_s"), [(3.0, 1.0), (7200.0, 1800.0), (7200.0, 7100.0)])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_sleep_ends_in_time_though_the_clock_of_the_store_was_set_back(
@@ -641,7 +713,7 @@ def test_steps_of_an_async_handler_run_at_once_and_are_numbered_by_their_calls(g
     assert sorted(ground.ran) == [0, 1, 2]
 
 
-def test_a_push_of_a_coroutine_is_numbered_when_it_begins_and_not_by_its_thread(ground: Ground) -> None:
+def test_a_push_of_a_coroutine_is_numbered_when_it_is_made_and_not_by_its_thread(ground: Ground) -> None:
     raw: Any = ground.fleet.queue("raw")
     other_is_pushed = threading.Event()
 
@@ -650,14 +722,14 @@ def test_a_push_of_a_coroutine_is_numbered_when_it_begins_and_not_by_its_thread(
             other_is_pushed.wait(10)
             return super().items()
 
-    async def other() -> Any:
-        pushed = await raw.push_async({"n": 2})
+    async def other(push: Any) -> Any:
+        pushed = await push
         other_is_pushed.set()
         return pushed
 
     @ground.fleet.task("report", durable=True)
     async def report() -> bool:
-        first, second = await asyncio.gather(raw.push_async(Slow(n=1)), other())
+        first, second = await asyncio.gather(raw.push_async(Slow(n=1)), other(raw.push_async({"n": 2})))
         task = limpet.current_task()
         assert task is not None
         storage = ground.fleet.queue("report").storage  # type: ignore[attr-defined]
@@ -809,17 +881,14 @@ def test_an_error_after_a_suspension_is_an_error(ground: Ground) -> None:
 def test_a_task_group_may_suspend_or_fail(ground: Ground) -> None:
     """It raises a group of errors, which is no `Exception`: it must not end the worker's thread."""
 
-    async def wait(seconds: float) -> None:
-        await limpet.sleep_async(seconds)
-
     async def fail() -> None:
         raise RuntimeError("a bad page")
 
     @ground.fleet.task("report", max_attempts=1)
     async def report(bad: bool) -> str:
         async with asyncio.TaskGroup() as group:
-            group.create_task(wait(60))
-            group.create_task(wait(120))
+            group.create_task(limpet.sleep_async(60))
+            group.create_task(limpet.sleep_async(120))
             if bad:
                 group.create_task(fail())
         return "done"
@@ -832,39 +901,492 @@ def test_a_task_group_may_suspend_or_fail(ground: Ground) -> None:
     assert ground.kinds("suspended", "done", "failed") == ["suspended", "failed", "suspended", "done"]
 
 
-def test_coroutines_beside_each_other_have_one_step_each(ground: Ground) -> None:
-    """The second ones would be numbered as they come: two of one name could swap their values in a later attempt."""
-    said: list[str] = []
+async def _double(n: int) -> int:
+    await asyncio.sleep(0.01 * (3 - n))
+    return 2 * n
 
-    async def page(n: int) -> int:
-        await asyncio.sleep(0.01 * (3 - n))
-        return n
 
-    async def first_and_second(n: int) -> int:
-        one = await limpet.step_async(page, n)
-        try:
-            return await limpet.step_async(page, 10 * one)
-        except Invalid as error:
-            said.append(str(error))
-            raise
+def test_steps_are_made_by_the_handlers_own_coroutine_and_awaited_anywhere(ground: Ground) -> None:
+    """Made in a coroutine beside it they would be numbered as they come: two of one name could swap their values."""
 
-    async def limited(n: int, gate: asyncio.Semaphore) -> int:
+    async def limited(gate: asyncio.Semaphore, step: Any) -> int:
         async with gate:
-            return await limpet.step_async(page, n)
+            return int(await step)
+
+    async def beside(n: int) -> int:
+        await asyncio.sleep(0.01 * (3 - n))
+        return await limpet.step_async(_double, n)
 
     @ground.fleet.task("report", max_attempts=1)
-    async def report(chains: int) -> list[int]:
+    async def report(where: str) -> list[int]:
         gate = asyncio.Semaphore(2)
-        first = await asyncio.gather(*(limited(n, gate) for n in range(3)))
-        alone = await asyncio.wait_for(asyncio.create_task(first_and_second(3)), 60)
-        return [*first, alone, *(await asyncio.gather(*(first_and_second(n) for n in range(chains))))]
+        match where:
+            case "own":
+                chain = await limpet.step_async(_double, await limpet.step_async(_double, 1))
+                steps = [limited(gate, limpet.step_async(_double, n)) for n in range(3)]
+                timed = await asyncio.wait_for(limpet.step_async(_double, 3), 60)
+                return [chain, *await asyncio.gather(*steps), timed, limpet.step(ground.note, 9)]
+            case "coroutine":
+                return await asyncio.gather(*(beside(n) for n in range(3)))
+            case "task":
+                return [await asyncio.create_task(beside(1))]
+            case "callback":
+                done = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_soon(lambda: done.set_result(_said(limpet.version, "x")))
+                raise Fail(await done)
+            case "push":
+                limpet.version("durable from here on")
+                return [len(await asyncio.create_task(_awaited(report.queue.push_async, {"where": "own"})))]
+            case _:
+                return [await asyncio.to_thread(limpet.step, ground.note, 1)]
 
-    one, two = report.push(1), report.push(2)
+    own, *elsewhere = [report.push(where) for where in ("own", "coroutine", "task", "callback", "push", "thread")]
     ground.work(report)
-    assert one.result().value == [0, 1, 2, 30, 0]
-    assert "a coroutine that runs beside others with steps may have one step" in (two.result().error or "")
-    assert "push a task for each" in (two.result().error or "")
-    assert said
+    assert own.result().value == [4, 0, 2, 4, 6, 9]
+    for pushed in elsewhere:
+        error = pushed.result().error or ""
+        assert "a step is made by the handler's own " in error, error
+    assert "own coroutine: the number of one that is made in another coroutine" in (elsewhere[0].result().error or "")
+    assert "(hint: call limpet.step_async(f, x), or push_async, in the handler itself" in error
+    assert "own thread: the number of one that is made in another thread depends on timing" in error
+    assert ground.ran == [9]
+
+
+def _said(call: Callable[..., object], *args: Any) -> str:
+    """What a call is refused with."""
+    with pytest.raises(Invalid) as raised:
+        call(*args)
+    return str(raised.value)
+
+
+async def _awaited(call: Callable[..., Any], *args: Any) -> Any:
+    return await call(*args)
+
+
+def test_a_loop_of_a_plain_handler_has_one_coroutine_with_steps(ground: Ground) -> None:
+    async def flow(n: int) -> int:
+        return await limpet.step_async(_double, await limpet.step_async(_double, n))
+
+    async def beside() -> list[int]:
+        return [await limpet.step_async(_double, 1), *(await asyncio.gather(flow(2), flow(3)))]
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(good: bool) -> list[int]:
+        one = limpet.step(ground.note, 1)
+        return [one, asyncio.run(flow(2)), asyncio.run(flow(3))] if good else asyncio.run(beside())
+
+    good, bad = report.push(True), report.push(False)
+    ground.work(report)
+    assert good.result().value == [1, 8, 12]
+    assert "a step is made by the handler's own coroutine" in (bad.result().error or "")
+
+
+def test_a_thread_that_knows_the_task_may_make_no_step_of_it(ground: Ground) -> None:
+    """One that knows no task, such as that of an executor, makes a plain call: nobody can tell whose it is."""
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(knows: bool) -> int:
+        limpet.step(ground.note, 0, name="first")
+        with ThreadPoolExecutor(1) as pool:
+            call: Callable[[], Any] = partial(limpet.step, ground.note, 1)
+            call = partial(contextvars.copy_context().run, call) if knows else call
+            return int(pool.submit(call).result())
+
+    plain, refused = report.push(False), report.push(True)
+    ground.work(report)
+    assert plain.result().value == 1
+    assert "a step is made by the handler's own thread" in (refused.result().error or "")
+    assert ground.ran == [0, 1, 0]
+
+
+# ---- steps that are under way ----
+
+
+def _suspended() -> bool:
+    steps = RUNNING.get()
+    assert steps is not None
+    return steps.suspended is not None
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+@pytest.mark.parametrize("group", [False, True], ids=["gather", "group"])
+def test_a_step_that_has_begun_is_recorded_before_the_task_is_suspended(
+    ground: Ground, group: bool, plain: bool
+) -> None:
+    """A suspension beside it must not leave it half-way: it would be begun again."""
+    begun = asyncio.Event() if not plain else threading.Event()
+
+    async def charge() -> str:
+        begun.set()
+        while not _suspended():
+            await asyncio.sleep(0)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    def charge_in_a_thread() -> str:
+        begun.set()
+        while not _suspended():
+            time.sleep(0.001)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> Any:
+        charging = limpet.step_async(charge_in_a_thread if plain else charge, name="charge")
+        waiting_ = limpet.sleep_async(60)
+
+        async def wait() -> None:
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            await waiting_
+
+        if group:
+            async with asyncio.TaskGroup() as tasks:
+                paid = tasks.create_task(charging)
+                tasks.create_task(wait())
+            return paid.result()
+        return (await asyncio.gather(charging, wait()))[0]
+
+    pushed = report.push()
+    ground.work(report)
+    assert pushed.result().value == "charged"
+    assert ground.ran == ["charged"]
+    assert ground.kinds("suspended", "done", "retry", "failed") == ["suspended", "done"]
+
+
+def test_a_step_that_has_not_begun_when_the_task_is_suspended_does_not_begin(ground: Ground) -> None:
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> Any:
+        later = limpet.step_async(ground.note, "after", name="note")
+        try:
+            await limpet.sleep_async(60)
+        finally:
+            await later
+
+    pushed = report.push()
+    ground.work(report, until_empty=False)
+    assert (ground.ran, ground.kinds("suspended")) == ([], ["suspended"])
+    ground.work(report)
+    assert (pushed.result().state, ground.ran) == ("completed", ["after"])
+
+
+def test_a_step_beside_one_that_fails_is_cancelled_before_the_verdict(ground: Ground) -> None:
+    """It records nothing, and is begun again: only a suspension waits for it."""
+    ended: list[str] = []
+
+    async def charge() -> str:
+        task = limpet.current_task()
+        assert task is not None
+        ground.note(task.attempt)
+        try:
+            await asyncio.sleep(60 if task.attempt == 1 else 0)
+        finally:
+            ended.append(f"ended before the verdict: {ground.kinds('retry')}")
+        return "charged"
+
+    async def fail() -> str:
+        task = limpet.current_task()
+        assert task is not None
+        while not ground.ran:
+            await asyncio.sleep(0)
+        if task.attempt == 1:
+            raise RuntimeError("no money")
+        return "paid"
+
+    @ground.fleet.task("report", max_attempts=2, backoff_s=0.0)
+    async def report() -> Any:
+        return await asyncio.gather(limpet.step_async(charge), limpet.step_async(fail))
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == (["charged", "paid"], [1, 2])
+    assert ended[0] == "ended before the verdict: []"
+
+
+def test_a_plain_step_in_its_thread_is_recorded_although_its_coroutine_is_cancelled(ground: Ground) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def charge() -> str:
+        begun.set()
+        assert cancelled.wait(30)
+        return ground.note("charged")  # type: ignore[no-any-return]
+
+    @ground.fleet.task("report", max_attempts=2, backoff_s=0.0)
+    async def report() -> Any:
+        charging = asyncio.create_task(limpet.step_async(charge))
+        task = limpet.current_task()
+        assert task is not None
+        if task.attempt == 1:
+            while not begun.is_set():
+                await asyncio.sleep(0)
+            charging.cancel()
+            asyncio.get_running_loop().call_soon(cancelled.set)
+        return await charging
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == ("charged", ["charged"])
+    assert ground.kinds("retry", "done") == ["retry", "done"], "the handler's coroutine was cancelled all the same"
+
+
+@pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+def test_whatever_a_step_raises_reaches_its_handler(ground: Ground, plain: bool, leaves: type[BaseException]) -> None:
+    async def coroutine() -> None:
+        raise leaves("no money")
+
+    def thread() -> None:
+        raise leaves("no money")
+
+    @ground.fleet.task("report", max_attempts=1)
+    async def report() -> str:
+        try:
+            await limpet.step_async(thread if plain else coroutine, name="charge")
+        except BaseException as error:  # noqa: BLE001
+            return repr(error)
+        return "nothing"
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value or "").startswith(("RuntimeError", leaves.__name__))
+
+
+# ---- what a step was called with ----
+
+
+def test_the_same_calls_in_another_order_are_another_program(ground: Ground) -> None:
+    runs: list[int] = []
+
+    @ground.fleet.task("report", backoff_s=0.0, max_attempts=2)
+    def report() -> list[Any]:
+        runs.append(1)
+        names = ["ann", "bob"] if len(runs) == 1 else ["bob", "ann"]
+        charged = [limpet.step(ground.note, name, currency="eur") for name in names[:2]]
+        if len(runs) == 1:
+            raise RuntimeError("it fails after its steps")
+        return charged
+
+    def note(name: str, *, currency: str) -> str:
+        ground.ran.append(name)
+        return f"charged {name}"
+
+    ground.note = note  # type: ignore[method-assign, assignment]
+    pushed = report.push()
+    ground.work(report)
+    error = pushed.result().error or ""
+    assert re.match(
+        r"step 0 is recorded as step '.*note' with arguments of digest [0-9a-f]{8}, and the code asks for step '.*note'"
+        r" with [0-9a-f]{8}, which is recorded as step 1: the code has changed",
+        error,
+    ), error
+    assert ground.ran == ["ann", "bob"], "nothing was called again"
+
+
+def test_the_same_pushes_in_another_order_are_another_program(ground: Ground) -> None:
+    raw = ground.fleet.queue("raw")
+    runs: list[int] = []
+
+    @ground.fleet.task("report", durable=True, backoff_s=0.0, max_attempts=2)
+    def report(many: bool) -> None:
+        runs.append(1)
+        for n in (1, 2) if len(runs) == 1 else (2, 1):
+            if many:
+                raw.push_many([{"n": n, "of": ["a", "b"]}])
+            else:
+                raw.push({"n": n, "of": ["a", "b"]})
+        raise RuntimeError("it fails after its pushes")
+
+    for many in (False, True):
+        runs.clear()
+        pushed = report.push(many)
+        ground.work(report)
+        assert "step 0 is recorded as push 'raw' with arguments of digest" in (pushed.result().error or "")
+    assert raw.stats().pending == 4
+
+
+def test_arguments_that_have_no_stable_form_do_not_count(ground: Ground) -> None:
+    class Client:
+        """Its address differs in each attempt."""
+
+    @dataclass
+    class Order:
+        n: int
+        client: Any
+
+    def charge(client: Any, order: Order, *, tags: Any) -> int:
+        ground.ran.append(order.n)
+        return order.n
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> int:
+        task = limpet.current_task()
+        assert task is not None
+        order = Order(7, Client())
+        one = limpet.step(charge, Client(), order, tags=threading.Lock())
+        two = limpet.step(partial(charge, Client(), tags={"b", "a"}), order, name="again")
+        if task.attempt == 1:
+            raise RuntimeError("again")
+        return one + two
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == (14, [7, 7])
+
+
+def test_a_record_without_a_digest_is_accepted_as_it_is(ground: Ground) -> None:
+    """As versions before the digest wrote it."""
+
+    @ground.fleet.task("report", backoff_s=0.0)
+    def report() -> Any:
+        task = limpet.current_task()
+        assert task is not None
+        value = limpet.step(ground.note, "any", name="first")
+        if task.attempt == 1:
+            [blob] = _storage(ground, "report").step_blobs(task.id, 0).values()
+            assert isinstance(blob, Blob)
+            record = msgspec.json.decode(blob.data)
+            assert len(record.pop("sha256")) == 64
+            [key] = ground.left()
+            ground.fleet.store.put(Key(key), msgspec.json.encode(record | {"value": "older"}))
+            raise RuntimeError("again")
+        return value
+
+    pushed = report.push()
+    ground.work(report)
+    assert (pushed.result().value, ground.ran) == ("older", ["any"])
+
+
+def _storage(ground: Ground, queue: str) -> Storage:
+    found: Any = ground.fleet.queue(queue)
+    assert isinstance(found.storage, Storage)
+    return found.storage
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("wrong", ["type", "large", "object", "coroutine", "post"])
+def test_a_value_that_cannot_be_recorded_is_final(ground: Ground, wrong: str, coroutine: bool) -> None:
+    """The function has run: another attempt would charge again."""
+
+    @dataclass
+    class Paid:
+        cents: int
+
+        def __post_init__(self) -> None:
+            if self.cents == 13:
+                raise LookupError("no such cents")
+
+    def charge() -> Any:
+        ground.ran.append("charged")
+        values = {"type": "many", "large": "x" * 300_000, "object": threading.Lock(), "post": {"cents": 13}}
+        return values[wrong] if wrong in values else _double(1)
+
+    charge.__annotations__["return"] = Paid if wrong == "post" else int if wrong == "type" else Any
+
+    @ground.fleet.task("sync", max_attempts=5, backoff_s=0.0)
+    def sync() -> Any:
+        return limpet.step(charge)
+
+    @ground.fleet.task("async", max_attempts=5, backoff_s=0.0)
+    async def async_() -> Any:
+        if wrong == "coroutine":
+            raise Fail("it is awaited: 'charge' returned")
+        return await limpet.step_async(charge)
+
+    task: Any = async_ if coroutine else sync
+    pushed = task.push()
+    ground.work(task)
+    result = pushed.result()
+    assert (result.state, result.attempts) == ("failed", 1)
+    assert ground.ran == ([] if coroutine and wrong == "coroutine" else ["charged"])
+    assert "'charge' returned" in (result.error or "") or "no such cents" in (result.error or "")
+
+
+def test_a_parameter_called_name_is_not_taken_for_the_name_of_the_step(ground: Ground) -> None:
+    def greet(name: str = "nobody", *, loud: bool = False) -> str:
+        return f"hello {name}"
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(wrong: bool) -> Any:
+        if wrong:
+            return limpet.step(greet, name="ann")
+        plain = limpet.step(greet, "ann", name="greet ann")
+        bound = limpet.step(partial(greet, name="bob"), name="greet bob")
+        return [plain, bound, limpet.step(ground.note, "x", name="note"), limpet.step(len, "abc", name="len")]
+
+    good, bad = report.push(False), report.push(True)
+    ground.work(report)
+    assert good.result().value == ["hello ann", "hello bob", "x", 3]
+    assert "`name` names the step, and the function has a parameter `name`, too" in (bad.result().error or "")
+    assert "functools.partial(f, name=...)" in (bad.result().error or "")
+
+
+# ---- a worker that sleeps longer than its lease lasts ----
+
+
+def _made(queue: Any, task: Any, function: Callable[[], Any]) -> Any:
+    """One step of a task, as its handler makes it."""
+    token = RUNNING.set(TaskSteps(queue, task))
+    try:
+        return limpet.step(function, name="toss")
+    finally:
+        RUNNING.reset(token)
+
+
+def test_a_worker_that_slept_until_its_task_had_ended_gets_no_value_that_nobody_else_saw(world: World) -> None:
+    sleeper, other = world.process(), world.process()
+    sleeper.queue.push({}, id="x")
+    claim, task = sleeper.start()
+
+    def sleep() -> str:
+        claim._renewer.remove(claim)  # it sleeps, and its heartbeat with it
+        with other.take() as late:
+            [again] = late
+            assert contextvars.Context().run(_made, other.queue, again, lambda: "heads") == "heads"
+            again.done("heads")
+        assert [name for name in world.names() if "steps/" in name] == []
+        return "tails"
+
+    with pytest.raises(LeaseLost, match="ran out, and is no longer ours"):
+        _made(sleeper.queue, task, sleep)
+    assert task.lost
+
+
+def test_a_worker_whose_entry_another_one_has_taken_gets_no_value(world: World) -> None:
+    """The other one has not come as far as this step: its value counts, or this one's, but not both."""
+    sleeper, other = world.process(), world.process()
+    sleeper.queue.push({}, id="x")
+    claim, task = sleeper.start()
+    late: list[Any] = []
+
+    def sleep() -> str:
+        claim._renewer.remove(claim)
+        late.append(other.take())
+        return "tails"
+
+    with pytest.raises(LeaseLost, match="ran out, and is no longer ours"):
+        _made(sleeper.queue, task, sleep)
+    [again] = late[0]
+    assert contextvars.Context().run(_made, other.queue, again, lambda: "heads") == "tails", "the first record counts"
+
+
+def test_a_worker_that_slept_and_still_has_its_lease_goes_on(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="x")
+    claim, task = process.start()
+
+    def sleep(seconds: float) -> str:
+        claim._renewer.remove(claim)
+        process.runtime.sleep(seconds)
+        return "heads"
+
+    costs = []
+    for seconds in (TTL_S / 4, TTL_S * 0.9, 10 * TTL_S):
+        token = RUNNING.set(TaskSteps(process.queue, task))
+        log_before = len(process.store.log)
+        assert limpet.step(sleep, seconds, name="toss") == "heads"
+        costs.append([line.split()[0] for line in process.store.log[log_before:] if "clock/" not in line])
+        for key in [name for name in world.names() if "steps/" in name]:
+            world.delete(key)
+        RUNNING.reset(token)
+    assert costs == [["put"], ["put", "get"], ["get", "put", "get"]], "who did not sleep asks for nothing more"
 
 
 def test_a_gather_must_ask_for_the_same_tasks_in_the_same_order(ground: Ground) -> None:

@@ -18,6 +18,7 @@ from limpet.queue.durable import (
     OtherStep,
     WaitingStep,
     agreed,
+    arguments_digest,
     has_ended,
     left_before,
     left_s,
@@ -46,9 +47,14 @@ def at(seconds: float) -> datetime:
 
 
 def seen(
-    kind: StepKind = "step", name: str = "fetch", *, wait_s: float = 0.0, modified: datetime | None = EPOCH
+    kind: StepKind = "step",
+    name: str = "fetch",
+    *,
+    wait_s: float = 0.0,
+    modified: datetime | None = EPOCH,
+    sha256: str | None = None,
 ) -> Versioned[StepRecord]:
-    record = StepRecord(kind=kind, name=name, token=1, began_at=EPOCH, at=EPOCH, wait_s=wait_s)
+    record = StepRecord(kind=kind, name=name, token=1, began_at=EPOCH, at=EPOCH, wait_s=wait_s, sha256=sha256)
     return Versioned(record, Header(1, 1, "w"), Version("v"), modified)
 
 
@@ -74,6 +80,44 @@ def lease(state: State = State.FREE, **fields: Any) -> EntryLease:
 
 
 # ---- recorded steps ----
+
+
+def test_a_step_with_other_arguments_is_of_other_code() -> None:
+    ann, bob, old = (arguments_digest([name], {}) for name in ("ann", "bob", "old"))
+    log = {n: seen("step", "charge", sha256=sha256) for n, sha256 in enumerate([ann, bob, None])}
+    assert recall(log, 0, "step", "charge", ann) == KnownStep(log[0])
+    assert recall(log, 0, "step", "charge") == KnownStep(log[0])
+    assert recall(log, 2, "step", "charge", old) == KnownStep(log[2]), "an older version has recorded no digest"
+    said = (
+        f"step 0 is recorded as step 'charge' with arguments of digest {ann[:8]}, and the code asks for step 'charge'"
+    )
+    for sha256, where in ((bob, f" with {bob[:8]}, which is recorded as step 1: "), (old, f" with {old[:8]}: ")):
+        match recall(log, 0, "step", "charge", sha256):
+            case OtherStep(why):
+                assert why.startswith(said + where)
+                assert why.endswith("or the arguments depend on a clock or on chance")
+            case other:
+                raise AssertionError(other)
+
+
+def test_arguments_are_told_apart_by_value_and_place() -> None:
+    calls: list[tuple[list[Any], dict[str, Any]]] = [
+        ([], {}),
+        ([None], {}),
+        ([1], {}),
+        (["1"], {}),
+        ([1, 2], {}),
+        ([[1, 2]], {}),
+        ([2, 1], {}),
+        ([1], {"x": 2}),
+        ([], {"x": 1, "y": 2}),
+        ([], {"x": 2, "y": 1}),
+        ([b"1"], {"x": b"2"}),
+    ]
+    assert len({arguments_digest(*call) for call in calls}) == len(calls)
+    assert arguments_digest([], {"x": 1, "y": 2}) == arguments_digest([], {"y": 2, "x": 1})
+    assert arguments_digest([{"b", "a", "c"}], {}) == arguments_digest([{"c", "b", "a"}], {})
+    assert arguments_digest([object()], {}) == arguments_digest([object()], {})
 
 
 def test_a_step_is_new_known_or_of_other_code() -> None:

@@ -40,6 +40,12 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
             raise RuntimeError("a bad number")
         return n * n
 
+    def key_of(n: int) -> str:
+        task = limpet.current_task()
+        assert task is not None
+        ran.append((n, task.step_key))
+        return task.step_key
+
     def check(values: list[Any]) -> list[Any]:
         task = limpet.current_task()
         assert task is not None
@@ -49,7 +55,7 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
 
     @fleet.task("sync", durable=True, backoff_s=0.0)
     def sync(n: int) -> list[Any]:
-        key = limpet.step(_key, ran, n)
+        key = limpet.step(key_of, n)
         new = limpet.version("a change")
         ends = limpet.gather([*square.push_many([(n,), (n + 1,)], batch=1), square.push(n + 2)])
         limpet.sleep(0.1)
@@ -57,7 +63,7 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
 
     @fleet.task("async", durable=True, backoff_s=0.0)
     async def async_(n: int) -> list[Any]:
-        key = await limpet.step_async(_key, ran, n)
+        key = await limpet.step_async(key_of, n)
         new = limpet.version("a change")
         pushed: list[Any] = [*square.push_many([(n,), (n + 1,)], batch=1), await square.push_async(n + 2)]
         ends = await limpet.gather_async(pushed)
@@ -99,13 +105,6 @@ def test_a_sleep_ends_though_the_files_are_of_a_clock_that_is_an_hour_ahead(tmp_
     Worker([report.job], system(), burst=True, until_empty=True, listener=lambda event: events.append(event.kind)).run()
     assert pushed.result().value == "slept"
     assert events == ["started", "done"]
-
-
-def _key(ran: list[Any], n: int) -> str:
-    task = limpet.current_task()
-    assert task is not None
-    ran.append((n, task.step_key))
-    return task.step_key
 
 
 def test_queues_that_are_exchanged_between_nodes_refuse_steps(tmp_path: Path) -> None:

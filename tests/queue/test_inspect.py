@@ -14,6 +14,7 @@ from limpet.keys import Key
 from limpet.queue import Queue
 from limpet.queue.inspect import ALL, FOLDERS, QueueSummary, count_queues, summarize
 from limpet.runtime import SystemRuntime, system
+from limpet.testing import drain
 from support.queue import TTL_S, World, rounds
 from support.servers.process import Bucket
 
@@ -196,3 +197,32 @@ def test_what_is_done_in_a_batch_that_runs_is_counted_with_its_heartbeat() -> No
     for task in tasks:
         task.done()
     assert (process.queue.stats().done, process.queue.stats().completed) == (0, 99)
+
+
+def test_a_task_is_due_when_it_waits_for_nothing_but_a_worker() -> None:
+    """Not while it is delayed, rests, sleeps or is held; and then since it was pushed, or since its wait was over."""
+    fleet = limpet.open("memory://")
+
+    @fleet.task("flows")
+    def flow() -> None:
+        limpet.sleep(1800)
+
+    flow.push()
+    drain(fleet)
+    queue = fleet.queue("q", ttl_s=60)
+    queue.push({"do": "rest"})
+    _work(queue, 1)
+    queue.push({}, delay_s=600)
+    queue.push({}, id="held")
+    claim = queue.claim()
+    flows, waits = summarize(fleet.store, system())
+    assert [(each.waiting, each.due_s) for each in (flows, waits)] == [(0, None), (0, None)]
+    flows, waits = summarize(fleet.store, _Later())
+    assert (flows.waiting, flows.suspended, waits.waiting) == (0, 1, 2)
+    assert flows.due_s == pytest.approx(1800, abs=60)
+    assert waits.due_s == pytest.approx(3540, abs=60), "since the lease of its worker ended"
+    assert claim
+    queue.push({}, id="new")
+    waits = _counted(fleet, "q")
+    assert waits.waiting == 1
+    assert waits.due_s == pytest.approx(0, abs=60)

@@ -163,6 +163,28 @@ def test_a_worker_of_an_earlier_life_replaces_nothing(world: World) -> None:
     assert queue.result("order-7").value == "bob's"
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_a_worker_that_wakes_up_in_another_life_ends_nothing(world: World, many: bool) -> None:
+    process, sleeper = world.process(retention_s=RETENTION_S), world.process()
+
+    def push() -> str:
+        if many:
+            return process.queue.push_many(rounds(1), id="many")[0]
+        return process.queue.push({}, id="order-7").id
+
+    id_ = push()
+    _, task = sleeper.start()
+    sleeper.freeze()
+    assert process.drain(lambda task: task.done("ann's")) == [id_]
+    world.time.sleep(RETENTION_S + DAY_S)
+    process.queue.sweep()
+    push()
+    task.done("ann's, late")
+    sleeper.queue.flush()
+    assert process.drain(lambda task: task.done("bob's")) == [id_]
+    assert process.queue.result(id_).value == "bob's"
+
+
 def test_a_retry_from_scratch_takes_nothing_from_a_retry_that_died(world: World) -> None:
     flow = flow_of(world)
     queue = flow.process.queue
@@ -299,7 +321,9 @@ def test_a_retry_goes_on_under_the_names_that_an_older_version_derived(world: Wo
     world.write(f"failed/{id_}.json", msgspec.json.encode(failed))
     [again] = queue.retry(id_)
     flow.work(
-        lambda task: limpet.step(flow.note, "more", name="charge") and limpet.step(flow.note, "last", name="last")
+        lambda task: (
+            limpet.step(flow.note, "charged ann", name="charge") and limpet.step(flow.note, "last", name="last")
+        )
     )
     assert flow.keys == [f"{entry.rpartition('-')[0]}.0"] * 2
     assert flow.step_keys == [f"{failed['origin']}#0", f"{failed['origin']}#1"]
@@ -419,13 +443,13 @@ def test_a_retried_receipt_stays_as_long_as_its_retry(world: World) -> None:
         limpet.sleep(100 * DAY_S)
         return "awake"
 
-    flow.work(lambda task: limpet.step(flow.note, "x", name="charge") and sleep(task))
+    flow.work(lambda task: limpet.step(flow.note, "charged january", name="charge") and sleep(task))
     world.time.sleep(RETENTION_S + DAY_S)
     queue.sweep()
     assert not queue.push({"of": "february"}, id="report").created
     assert queue.result("report").id == "report~2"
     world.time.sleep(80 * DAY_S)
-    flow.work(lambda task: limpet.step(flow.note, "x", name="charge") and sleep(task))
+    flow.work(lambda task: limpet.step(flow.note, "charged january", name="charge") and sleep(task))
     world.time.sleep(RETENTION_S - DAY_S)
     queue.sweep()
     assert queue.result("report").value == "awake"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from limpet.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.keys import Key, due_of, is_minted
-from limpet.queue import BucketQueue, Pushed
+from limpet.queue import BucketQueue, Pushed, TaskHandle
 from limpet.queue.entry import BATCH_MAX, PAYLOAD_BYTES_MAX, NoJournal, Receipt
 from support.clock import EPOCH, steady
 from support.queue import NAME, Crash, Process, World, crash, held, raises, rounds
@@ -303,6 +303,42 @@ def test_an_unclear_batch_is_settled(world: World, fault: Fault) -> None:
     ids = process.queue.push_many(rounds(6), batch=2)
     assert len(tasks(world)) == 3
     assert sorted(process.drain()) == sorted(ids)
+
+
+@pytest.mark.parametrize("fault", [unavailable, lost_request])
+@pytest.mark.parametrize("id_", [None, "x"])
+def test_a_push_that_ends_half_way_says_what_is_there_and_the_same_one_completes_it(
+    world: World, id_: str | None, fault: Fault
+) -> None:
+    """One of the last 18 batches cannot be put."""
+    process = world.process()
+    process.store.puts.extend([*([None] if id_ else []), *[None] * 34, fault, *[None] * 15, *[fault] * 200])
+    with pytest.raises(OutcomeUnknown) as caught:
+        process.queue.push_many(rounds(100), batch=2, id=id_)
+    process.store.puts.clear()
+    error = caught.value
+    assert error.rest == [68, 69]
+    there = [n for n in range(100) if n not in error.rest]
+    assert len(tasks(world)) == 49
+    assert "98 of 100 tasks were pushed" in str(error)
+    if id_:
+        assert "same id" in error.hint
+        whole = process.queue.push_many(rounds(100), batch=2, id=id_)
+        assert [whole[n] for n in there] == error.pushed
+        assert isinstance(error.pushed[0], TaskHandle)
+    else:
+        assert "`rest`" in error.hint
+        process.queue.push_many([{"n": n} for n in error.rest], batch=2)
+    ran = process.collect(lambda task: task.payload["n"])
+    assert sorted(ran) == [*range(100)]
+
+
+def test_a_push_of_which_nothing_is_there_fails_as_the_store_says(world: World) -> None:
+    process = world.process()
+    process.store.puts.extend([unavailable] * 99)
+    with pytest.raises(Unavailable):
+        process.queue.push_many(rounds(10), batch=2)
+    assert tasks(world) == []
 
 
 def test_nothing_of_one_bad_payload_is_pushed(world: World) -> None:

@@ -15,7 +15,7 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.app.adopt import adopt_tasks
-from limpet.errors import Denied, Invalid, LimpetError, Missing
+from limpet.errors import Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
 from limpet.queue import BucketQueue, Queue, QueueAdoptReport
 from limpet.queue.adopt import OWN_OBJECTS, QUEUE_FOLDERS, QueuePlace, verdict
@@ -527,8 +527,10 @@ def test_in_place_bad_files_stay_and_end_nothing(fleet: Fleet) -> None:
     lay(fleet, "pending/b.com/task.json", "oops")
     lay(fleet, "pending/c.com/task.json", {"domain": "one"})
     lay(fleet, "completed/c.com.json", {"domain": "other"})
+    lay(fleet, "completed/d.com.json", {"domain": "x" * (300 << 10)})
+    lay(fleet, "pending/d.com/task.json", {"domain": "d.com"})
     report = adopt_tasks(fleet, "enrich", None, quiesced=True)
-    bad = ["completed/a.com.json", "pending/a.com/task.json", "pending/b.com/task.json", "pending/c.com/task.json"]
+    bad = [*(f"completed/{name}.com.json" for name in "ad"), *(f"pending/{name}.com/task.json" for name in "abcd")]
     assert sorted(each.name for each in report.bad) == bad
     assert counts(report) == (0, 1, 0, 0, 0)
 
@@ -605,3 +607,31 @@ def test_a_task_of_another_program_with_a_lease_that_nobody_can_read_is_not_reje
     assert {notice.failed for notice in queue.notices()} == {0}
     assert [stat.key for stat in store.list("queues/q/failed")] == []
     assert [stat.key for stat in store.list("queues/q/parts")] == []
+
+
+@pytest.mark.parametrize("name", ["pending/a/task.json", "pending/3f/a/task.json", "completed/a.json", "failed/a.json"])
+def test_a_worker_does_not_start_on_files_of_another_program(fleet: Fleet, name: str) -> None:
+    """A sweep would take what has ended there for receipts, and delete it after 30 days."""
+    queue = fleet.queue("enrich")
+    assert isinstance(queue, BucketQueue)
+    queue.check_own()
+    lay(fleet, name, {"domain": "a.com"})
+    with pytest.raises(Unsupported, match="is a file of another program, in the folder of queue 'enrich'") as refused:
+        queue.check_own()
+    assert "limpet queue adopt" in refused.value.hint
+    assert adopt_tasks(fleet, "enrich", None, quiesced=True).bad == []
+    queue.check_own()
+
+
+def test_that_a_queue_is_our_own_is_looked_at_until_it_was_swept() -> None:
+    fleet = limpet.open("memory://")
+    queue = fleet.queue("enrich")
+    assert isinstance(queue, BucketQueue)
+    queue.push({}, id="a")
+    with fleet.meter.measure() as cost:
+        queue.check_own()
+    assert cost.requests == {"head": 1, "list": 3, "get": 1}
+    queue._sweeper.take_turn()
+    with fleet.meter.measure() as cost:
+        queue.check_own()
+    assert cost.requests == {"head": 1}

@@ -10,7 +10,7 @@ import pytest
 from limpet.errors import Conflict, Invalid, LeaseLost, Missing, OutcomeUnknown
 from limpet.lease import State
 from limpet.queue import Stats
-from limpet.queue.queue import CONTROL_EVERY_S
+from limpet.queue.queue import CONTROL_EVERY_S, pending_in
 from support.queue import TTL_S, Crash, World, crash, raises, rounds
 from support.stores import lost_reply
 
@@ -445,6 +445,32 @@ def test_purge_under_a_running_task(world: World, id_: str | None) -> None:
 
 
 # ---- stats and peek ----
+
+
+def test_a_failure_counts_though_a_retry_of_another_life_has_its_name(world: World) -> None:
+    process = world.process()
+    process.queue.push({}, id="report")
+    process.drain(lambda task: task.fail("january"))
+    process.queue.retry("report")
+    process.queue.storage.store.delete(process.queue.storage.keys.failed_of("report"))  # expired; its retry sleeps
+    process.queue.push({}, id="report")
+    for _ in range(2):
+        with process.take() as claim:
+            for task in claim:
+                task.fail("february") if task.id == "report" else task.retry(after_s=100_000)
+    assert [failure.error for failure in process.queue.failed()] == ["february"]
+    assert (process.queue.stats().failed, process.queue.stats().pending) == (1, 1)
+
+
+def test_counting_what_waits_lists_only_that(world: World) -> None:
+    failed(world, "x", "y")
+    process = world.process()
+    process.queue.push_many(rounds(3), batch=3)
+    process.queue.push({})
+    process.store.log.clear()
+    assert pending_in(process.queue) == 4
+    assert [line.split()[0] for line in process.store.log] == ["list"]
+    assert process.queue.stats().pending == 4
 
 
 def test_stats_of_an_empty_queue(world: World) -> None:

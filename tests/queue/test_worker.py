@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -341,17 +342,58 @@ def test_hand_back_restores_the_attempt(ground: Ground) -> None:
         assert [(task.id, task.attempt) for task in claim] == [(pushed.id, 1)]
 
 
-def test_an_interrupt_in_a_handler_ends_the_worker(ground: Ground) -> None:
-    def handle(payload: dict[str, Any]) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_cancelled_task_is_not_said_to_be_handed_back(ground: Ground, heard: bool) -> None:
+    """`heard`: the worker has learned of it by a heartbeat. Its handler runs to its end in either case, and counts."""
+
+    def handle(payload: dict[str, Any]) -> str:
+        ground.runtime.sleep(500)
+        return "done all the same"
 
     job = ground.job("q", handle)
-    job.queue.push({"n": 1})
-    worker = ground.worker(job, threads=2)
-    tally = worker.run()
-    assert (tally.handed_back, tally.retried, worker.halted) == (1, 0, "the handler raised KeyboardInterrupt")
-    with job.queue.claim() as claim:
-        assert [task.attempt for task in claim] == [1]
+    pushed = job.queue.push({"n": 1})
+    worker = ground.worker(job)
+    worker.start()
+    ground.runtime.sleep(5)
+    assert job.queue.cancel(pushed.id)
+    said = job.queue.result(pushed.id).error
+    assert said is not None
+    assert said.startswith("cancelled: host:p1 may still run its handler")
+    ground.runtime.sleep(100 if heard else 1)
+    worker.hand_back()
+    assert (worker.counts().handed_back, worker.counts().lost) == (0, 1)
+    assert ground.kinds() == ["started", "lost"]
+    assert ground.events[-1].note == "it was cancelled, or another worker has it"
+    ground.runtime.sleep(600)
+    assert (job.queue.result(pushed.id).state, job.queue.result(pushed.id).value) == ("completed", "done all the same")
+
+
+def test_a_signal_in_a_handler_ends_the_worker_of_this_thread_and_its_own_interrupt_does_not(ground: Ground) -> None:
+    def handle(payload: dict[str, Any]) -> None:
+        if payload["n"] == 1:
+            signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt("of its own")
+
+    job = ground.job("q", handle, max_attempts=1)
+    for n in (0, 1, 2):
+        job.queue.push({"n": n}, id=f"task-{n}")
+    worker = ground.worker(job)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.run_here()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    counts = worker.counts()
+    assert (counts.failed, counts.handed_back, counts.retried) == (1, 1, 0)
+    assert worker.halted == "a signal has interrupted the handler"
+    assert job.queue.result("task-0").error == "KeyboardInterrupt: of its own"
+    left: list[tuple[str, int]] = []
+    while claim := job.queue.claim():
+        with claim:
+            left += [(task.id, task.attempt) for task in claim]
+    assert sorted(left) == [("task-1", 1), ("task-2", 1)]
 
 
 def test_a_handler_that_exits_has_failed_and_the_worker_goes_on(ground: Ground) -> None:

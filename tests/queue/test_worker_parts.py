@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from limpet.errors import Invalid, LeaseLost
 from limpet.queue.api import Fail, Retry
-from limpet.worker.runner import Permits, Rate, TaskVerdict, UserCall, WorkerReport, classify, one_line, trace_of
+from limpet.user_code import UserCall, one_line
+from limpet.worker.runner import Permits, Rate, TaskVerdict, WorkerReport, classify, trace_of
 from limpet.worker.schedule import Cron
 from limpet.worker.worker import BUSY_S, FIRST_S, IDLE_S, PollSchedule
 from support.clock import ManualRuntime
@@ -316,7 +318,9 @@ def test_verdicts() -> None:
     assert classify(ValueError("a\nb"), lost=False) == TaskVerdict("retry", "ValueError: a ...")
     assert classify(LeaseLost("taken"), lost=True) == TaskVerdict("lost", "taken")
     assert classify(SystemExit(2), lost=False) == TaskVerdict("retry", "SystemExit: 2")
-    assert classify(KeyboardInterrupt(), lost=True) == TaskVerdict("halt", "the handler raised KeyboardInterrupt")
+    said = "a signal has interrupted the handler"
+    assert classify(KeyboardInterrupt(), lost=True, interrupted=True) == TaskVerdict("halt", said)
+    assert classify(KeyboardInterrupt(), lost=False) == TaskVerdict("retry", "KeyboardInterrupt")
 
 
 def test_a_lock_that_the_handler_lost_is_an_error_like_any_other() -> None:
@@ -326,11 +330,23 @@ def test_a_lock_that_the_handler_lost_is_an_error_like_any_other() -> None:
     )
 
 
-def test_what_ends_a_thread_from_outside_passes() -> None:
-    class Killed(BaseException): ...
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, type("Own", (BaseException,), {})]
+)
+def test_whatever_leaves_the_users_code_is_a_verdict(kind: type[BaseException]) -> None:
+    error = _raised(kind("of its own"))
+    assert classify(error, lost=False).error == f"{kind.__name__}: of its own"
+    assert classify(error, lost=False).kind == "retry"
 
-    with pytest.raises(Killed), UserCall():
-        raise Killed
+
+def test_an_error_whose_text_raises_is_an_error_like_any_other() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    said = "a Mute whose text cannot be shown"
+    assert classify(_raised(Mute()), lost=False).error == f"Mute: {said}"
+    assert classify(type("MuteFail", (Mute, Fail), {})(), lost=False).kind == "fail"
 
 
 def test_one_line() -> None:

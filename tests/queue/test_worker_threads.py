@@ -15,7 +15,7 @@ import pytest
 import limpet
 from limpet import Fleet
 from limpet.runtime import system
-from limpet.worker import Job, Worker, WorkerEvent, current_task
+from limpet.worker import Job, Worker, WorkerEvent, current_task, runner
 
 PATIENCE_S = 30.0
 
@@ -179,6 +179,141 @@ def test_a_coroutine_that_a_handler_leaves_behind_is_cancelled_at_the_end(fleet:
     queue.push({"n": 1})
     assert Worker([Job(queue, handle)], system(), burst=True).run().done == 1
     assert ended.is_set()
+
+
+class Own(BaseException):
+    """An error of the user's own that is no `Exception`."""
+
+
+LEAVES: list[type[BaseException]] = [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, Own]
+"""What ends a thread, a loop or a process where nobody stops it."""
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+@pytest.mark.parametrize("kind", ["sync", "async", "beside"])
+def test_of_40_tasks_the_ten_that_raise_anything_have_their_errors_and_thirty_are_done(
+    fleet: Fleet, kind: str, batch: bool
+) -> None:
+    ran: list[int] = []
+
+    def sync(payload: dict[str, Any]) -> int:
+        n: int = payload["n"]
+        ran.append(n)
+        if n % 4 == 3:
+            raise LEAVES[n // 4 % 5](f"of {n}")
+        return n
+
+    async def async_(payload: dict[str, Any]) -> int:
+        await asyncio.sleep(0)
+        return sync(payload)
+
+    async def beside(payload: dict[str, Any]) -> int:
+        return await asyncio.create_task(async_(payload))
+
+    queue = fleet.queue("q", max_attempts=1)
+    ids: list[str] = [*queue.push_many([{"n": n} for n in range(40)])] if batch else []
+    ids = ids or [queue.push({"n": n}).id for n in range(40)]
+    events: list[WorkerEvent] = []
+    handle: Any = {"sync": sync, "async": async_, "beside": beside}[kind]
+    worker = Worker([Job(queue, handle)], system(), threads=2, burst=True, listener=events.append)
+    counts = worker.run()
+    assert (counts.done, counts.failed, counts.retried, counts.handed_back, counts.lost) == (30, 10, 0, 0, 0)
+    assert (worker.broken, worker.halted, sorted(ran)) == (False, None, [*range(40)])
+    for n, result in enumerate(queue.results(ids)):
+        said = f"{LEAVES[n // 4 % 5].__name__}: of {n}" if n % 4 == 3 else None
+        assert (result.value, result.error) == (None if said else n, said)
+
+
+def test_a_coroutine_that_exits_beside_its_handler_fails_that_task_and_no_other(fleet: Fleet) -> None:
+    async def leave() -> None:
+        raise SystemExit("enough")
+
+    async def handle(payload: dict[str, Any]) -> int:
+        if payload["n"] == 2:
+            _kept.append(asyncio.create_task(leave()))
+            await asyncio.sleep(PATIENCE_S)
+        await asyncio.sleep(0)
+        return int(payload["n"])
+
+    queue = fleet.queue("q", max_attempts=1)
+    ids = [queue.push({"n": n}).id for n in range(6)]
+    counts = Worker([Job(queue, handle)], system(), burst=True).run()
+    assert (counts.done, counts.failed) == (5, 1)
+    assert [result.error for result in queue.results(ids)] == [None, None, "SystemExit: enough", None, None, None]
+
+
+_kept: list[asyncio.Task[None]] = []
+"""Tasks of asyncio need a reference."""
+
+
+def test_a_run_ends_all_that_it_made_before_its_verdict(fleet: Fleet) -> None:
+    """What a `finally` makes too; the next task finds an empty loop."""
+    order: list[str] = []
+
+    async def linger(depth: int) -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            if depth:
+                _kept.append(asyncio.create_task(linger(depth - 1)))
+            await asyncio.sleep(0)
+            order.append(f"end {depth}")
+
+    async def handle(payload: dict[str, Any]) -> int:
+        alone = len(asyncio.all_tasks())
+        _kept.append(asyncio.create_task(linger(2)))
+        await asyncio.sleep(0)
+        if payload["n"]:
+            raise ValueError("it fails")
+        return alone
+
+    queue = fleet.queue("q", max_attempts=1)
+    ids = [queue.push({"n": n}).id for n in (0, 1, 0)]
+    worker = Worker(
+        [Job(queue, handle)],
+        system(),
+        burst=True,
+        listener=lambda event: order.append(event.kind) if event.kind in ("done", "failed") else None,
+    )
+    worker.run()
+    ends = ["end 2", "end 1", "end 0"]
+    verdicts = [each for each in order if not each.startswith("end")]
+    assert order == [*ends, verdicts[0], *ends, verdicts[1], *ends, verdicts[2]]
+    assert [queue.result(id_).value for id_ in (ids[0], ids[2])] == [2, 2], "the handler, and who watches it"
+
+
+def test_a_coroutine_that_ignores_its_cancellation_stays_behind_with_its_loop(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    steps: list[int] = []
+
+    async def ignore() -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.001)
+                steps.append(len(loops))
+            except asyncio.CancelledError:
+                pass
+
+    async def handle(payload: dict[str, Any]) -> None:
+        loops.append(asyncio.get_running_loop())
+        if len(loops) == 1:
+            _kept.append(asyncio.create_task(ignore()))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(runner, "WIND_UP_S", 0.05)
+    events: list[WorkerEvent] = []
+    queue = fleet.queue("q")
+    for n in range(3):
+        queue.push({"n": n})
+    assert Worker([Job(queue, handle)], system(), burst=True, listener=events.append).run().done == 3
+    assert set(steps) == {1}, "it does not run beside other tasks"
+    assert loops[0] is not loops[1]
+    assert loops[1] is loops[2]
+    [warning] = [event.note for event in events if event.kind == "warning"]
+    assert warning.startswith("1 of its coroutines ignored that")
 
 
 def test_stop_is_prompt_while_idle(fleet: Fleet) -> None:

@@ -80,7 +80,7 @@ class Peer:
 
 def _length(data: bytes) -> int:
     lower = data.lower()
-    return int(lower.partition(b"content-length:")[2].split(b"\r\n")[0])
+    return int(lower.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
 
 
 @contextmanager
@@ -219,7 +219,6 @@ def test_a_compactor_that_is_not_there_is_passed_over_and_not_asked_again() -> N
         (b"", OutcomeUnknown),
         (_http(502, b""), OutcomeUnknown),
         (_http(503, _error("ServiceUnavailableException", 503)), Unavailable),
-        (_http(401, _error("NotAuthorizedException", 401)), Denied),
     ],
 )
 def test_after_an_unclear_failure_the_caller_decides_and_the_next_one_is_asked(
@@ -240,6 +239,20 @@ def test_a_refusal_counts_and_is_asked_of_no_other() -> None:
             publish(PATHS, 1)
         assert publish(PATHS, 1) == Publication(12, "c")
         assert other.heard == []
+
+
+@pytest.mark.parametrize("kind", [(401, "NotAuthorizedException"), (403, "ForbiddenException")])
+def test_a_compactor_of_another_secret_or_fleet_is_passed_over_and_told(kind: tuple[int, str]) -> None:
+    other = _http(kind[0], _error(kind[1], kind[0]))
+    with peer(other) as wrong, peer(GOOD) as server, publishers(wrong.url, server.url) as publish:
+        assert publish(PATHS, 1) == Publication(12, "c")
+        assert publish.url == server.url
+    with peer(other) as wrong, publishers(wrong.url, nobody()) as publish, pytest.raises(Denied):
+        publish(PATHS, 1)
+    with peer(other) as wrong, publishers(wrong.url, nobody()) as publish, pytest.raises(Denied):
+        publish.check()
+    with peer(other) as wrong, peer(_http(200, b"{}")) as server, publishers(wrong.url, server.url) as publish:
+        assert publish.check() != ""
 
 
 def test_only_if_none_was_reached_is_it_known_that_none_knows_the_batch() -> None:

@@ -16,6 +16,7 @@ from limpet.sim.catalog import RPC_FAULTS, RPC_STEPS
 from limpet.sim.catalog import STEPS as CATALOG_STEPS
 from limpet.sim.durable import STEPS as DURABLE_STEPS
 from limpet.sim.index import STEPS as INDEX_STEPS
+from limpet.sim.lives import STEPS as LIVES_STEPS
 from limpet.sim.maintain import STEPS as MAINTAIN_STEPS
 from limpet.sim.queue import STEPS as QUEUE_STEPS
 from limpet.sim.supervisor import STEPS as SUPERVISOR_STEPS
@@ -101,6 +102,20 @@ def test_durable_seeds(capsys: pytest.CaptureFixture[str]) -> None:
         missed = [kind for kind in kinds if not total.coverage[kind, step]]
         rare = step == "steps.delete"  # most tasks end when the faults have stopped
         assert len(missed) <= rare, f"no seed struck {step} with {missed}"
+
+
+@pytest.mark.timeout(600)
+def test_lives_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    total = run_seeds("lives", 0, SEEDS["lives"], jobs=JOBS)
+    with capsys.disabled():
+        print(f"\nlives: {total.runs} seeds, {total.virtual_s / 86_400:.0f} virtual days")
+    assert not total.broken, _told("lives", total)
+    assert total.runs == SEEDS["lives"]
+    assert total.virtual_s / total.runs >= 30 * 86_400
+    assert median(total.calls) >= 100
+    assert median(total.faults) >= 10
+    for step in LIVES_STEPS:
+        assert total.coverage["crash", step], f"no process died at {step}"
 
 
 def test_backup_seeds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,10 @@ class ManualRuntime:
         """A latch on the shared time."""
         return ManualFlag(self.time, self.time.sleep)
 
+    def thread(self) -> object:
+        """The greenlet that calls."""
+        return greenlet.getcurrent()
+
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock between the tasks of this process."""
         return _Mutex(self.time)

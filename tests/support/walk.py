@@ -33,7 +33,10 @@ __all__ = ["Tracer", "Walk", "calls_of", "commit_walks"]
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = f"{ROOT / 'src' / 'limpet'}{os.sep}"
 START_S = 60.0
-KERNEL = ("store", "cell", "lease", "keys", "keys.py", "records.py", "errors.py", "runtime.py", "sortedmap.py")
+KERNEL = (
+    *("store", "cell", "lease", "keys", "keys.py"),
+    *("records.py", "errors.py", "runtime.py", "sortedmap.py", "user_code.py"),
+)
 
 
 class Walk:

@@ -17,11 +17,12 @@ from limpet.app.fleet import absolute, in_store, store_for, url_or_default
 from limpet.app.indexes import demand_index, has_objects, manifest_of
 from limpet.errors import Invalid, Missing
 from limpet.index import AdoptReport, Index
-from limpet.index.maintain.import_existing import BESIDE, RECORD_FOLDERS
+from limpet.index.maintain.import_existing import BESIDE, NOT_THEIRS, OWN_OBJECTS, RECORD_FOLDERS
 from limpet.index.storage import DESCRIPTION_BYTES_MAX
 from limpet.keys import IndexKeys, Key, QueueKeys, disk_name
 from limpet.queue import QueueAdoptReport
-from limpet.queue.adopt import OWN_OBJECTS, QUEUE_FOLDERS
+from limpet.queue.adopt import OWN_OBJECTS as OWN_OF_QUEUE
+from limpet.queue.adopt import QUEUE_FOLDERS
 from limpet.runtime import system
 from limpet.store.sources import FileSource, Folders, FolderSource, StoreSource
 
@@ -41,8 +42,8 @@ def adopt_tasks(fleet: Fleet, name: str, where: str | None, *, quiesced: bool = 
     root = QueueKeys.of(name).root
     in_place = where is None or _is_place_of(fleet, root, where)
     if in_place or where is None:
-        source = _files_beside(fleet, root, QUEUE_FOLDERS, OWN_OBJECTS) or StoreSource(
-            fleet.store, root, QUEUE_FOLDERS, own=OWN_OBJECTS
+        source = _files_beside(fleet, root, QUEUE_FOLDERS, OWN_OF_QUEUE) or StoreSource(
+            fleet.store, root, QUEUE_FOLDERS, own=OWN_OF_QUEUE
         )
     else:
         source = _files_at(fleet, where, QUEUE_FOLDERS)
@@ -57,7 +58,14 @@ def adopt_tasks(fleet: Fleet, name: str, where: str | None, *, quiesced: bool = 
 
 
 def adopt_files(
-    fleet: Fleet, name: str, where: str | None, schema: Path | None, key: str | None, *, quiesced: bool
+    fleet: Fleet,
+    name: str,
+    where: str | None,
+    schema: Path | None,
+    key: str | None,
+    *,
+    quiesced: bool,
+    any_name: bool = False,
 ) -> tuple[AdoptReport, bool]:
     """Take plain record files into the index `name`: those at `where`, a folder or URL, else those beside its objects.
 
@@ -65,7 +73,8 @@ def adopt_files(
     the `datapackage.json` among them. Returns what was done, and whether it was that.
     Raises: Missing; Invalid, also for a `schema` or `key` of an index that exists.
     """
-    exists = manifest_of(fleet, name) is not None
+    # another program may keep a manifest.json in the place of ours
+    exists = not fleet.index(name).has_foreign_manifest() and manifest_of(fleet, name) is not None
     in_place = where is None and not exists and has_objects(fleet, name)
     if where is None and not exists and not in_place:
         raise Missing(
@@ -77,12 +86,16 @@ def adopt_files(
             "--schema and --key are for files that lie where an index should be",
             hint=f"the index {name!r} has its columns; leave them out" if where is None else "leave --from out",
         )
-    folders = RECORD_FOLDERS if in_place or where is not None else BESIDE
     root = IndexKeys.of(name).root
-    source = _files_at(fleet, where, folders) if where is not None else _files_beside(fleet, root, folders)
     if in_place:
-        return _index_of_files(fleet, name, schema, key).adopt_in_place(source, quiesced=quiesced), True
-    return demand_index(fleet, name).adopt(source, quiesced=quiesced), False
+        source = _files_beside(fleet, root, RECORD_FOLDERS, NOT_THEIRS)
+        index = _index_of_files(fleet, name, schema, key)
+        return index.adopt_in_place(source, quiesced=quiesced, any_name=any_name), True
+    if where is not None:
+        source = _files_at(fleet, where, RECORD_FOLDERS)
+    else:
+        source = _files_beside(fleet, root, BESIDE, OWN_OBJECTS)
+    return demand_index(fleet, name).adopt(source, quiesced=quiesced, any_name=any_name), False
 
 
 def has_records(url: str | None, name: str) -> bool:

@@ -895,7 +895,8 @@ class Fleet:
             return nullcontext(through) if through is not None else self.lead_catalog(wait_s=wait_s)
 
         check_has_store(self.url, "tables need a store")
-        return import_tables(SourceCatalog(uri, name, options), self.catalog(), None if dry_run else writing)
+        catalog = self.catalog()
+        return import_tables(SourceCatalog(uri, name, options), catalog, None if dry_run else writing)
 
     @contextmanager
     def _writing(self, through: TableWriter | None, wait_s: float) -> Iterator[TableWriter]:

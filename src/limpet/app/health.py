@@ -14,8 +14,17 @@ from limpet.app.presence import GONE_S, FleetWorkers, workers
 from limpet.errors import Denied, Missing
 from limpet.lease import LockState, lock_state
 from limpet.queue.entry import Storage
-from limpet.queue.inspect import SOME, FailedReceipts, Folder, QueueCount, QueueSummary, count_queues, summarize
-from limpet.queue.inspect import summary_of as counted_as
+from limpet.queue.inspect import (
+    SOME,
+    FailedCount,
+    FailedReceipts,
+    Folder,
+    QueueCount,
+    QueueSummary,
+    count_queues,
+    summarize,
+    summary_of,
+)
 
 Rule = Literal["max-age", "max-failed", "max-pending", "no-worker"]
 Bound = Literal["exact", "at least", "about"]
@@ -35,8 +44,8 @@ def summaries(
     found = summarize(fleet.store, fleet.runtime, queues, limits=limits)
     if any(_wants_worker(each) for each in found):
         with suppress(Denied):  # a key that may not list the workers sees the rest
-            known = workers(fleet)
-            found = [attended(each, known) for each in found]
+            processes = workers(fleet)
+            found = [attended(counted, processes) for counted in found]
     return found
 
 
@@ -45,13 +54,13 @@ def _on_sqs(fleet: Fleet, name: str) -> QueueSummary:
     return QueueSummary(queue=name, **asdict(stats), waiting=stats.pending - stats.in_flight, approximate=True)
 
 
-def attended(counted: QueueSummary, known: FleetWorkers) -> QueueSummary:
+def attended(counted: QueueSummary, processes: FleetWorkers) -> QueueSummary:
     """The queue with its `no_worker`: a task is due, nobody holds one, and no process that is alive names the queue.
 
     Tasks that are delayed, rest or are suspended need no worker now, and a paused queue wants none. A worker without a
     presence object (LIMPET_PRESENCE=0, or a program that claims by itself) counts while it holds a task.
     """
-    return replace(counted, no_worker=_wants_worker(counted) and not known.may_work_on(counted.queue))
+    return replace(counted, no_worker=_wants_worker(counted) and not processes.may_work_on(counted.queue))
 
 
 def _wants_worker(counted: QueueSummary) -> bool:
@@ -157,13 +166,13 @@ def broken_limits(
 
 
 def _without_worker(fleet: Fleet, counts: Iterable[QueueCount], limits: Limits) -> Iterator[BrokenLimit]:
-    known = workers(fleet)
+    processes = workers(fleet)
     receipts = FailedReceipts()
     for count in counts:
-        if count.pending and not known.may_work_on(count.queue):
+        if count.pending and not processes.may_work_on(count.queue):
             storage = Storage(fleet.store, count.keys, fleet.runtime)
-            counted = counted_as(storage, count, _now(fleet, count.newest), receipts, 0)
-            yield from broken_without_worker(attended(counted, known), limits)
+            counted = summary_of(storage, count, _now(fleet, count.newest), receipts, 0)
+            yield from broken_without_worker(attended(counted, processes), limits)
 
 
 def broken_without_worker(counted: QueueSummary, limits: Limits) -> Iterator[BrokenLimit]:
@@ -186,11 +195,12 @@ def broken_on_sqs(counted: QueueSummary, limits: Limits) -> Iterator[BrokenLimit
 
 
 def broken_in(
-    fleet: Fleet, found: QueueCount, limits: Limits, receipts: FailedReceipts | None = None
+    fleet: Fleet, found: QueueCount, limits: Limits, ended: FailedCount | None = None
 ) -> Iterator[BrokenLimit]:
     """The limits that a queue exceeds which was counted; without `no_worker_s`, see `broken_without_worker`.
 
-    Cost: if there are too many names in failed/ that of `FailedReceipts.count`, until too many tasks have failed.
+    `ended`: what the receipts in failed/ say, if they were read.
+    Cost: without it, if there are too many names in failed/, that of `FailedReceipts.count` until too many have failed.
     """
     bound: Bound = "at least" if "pending" in found.cut else "exact"
     if limits.age_s is not None and found.oldest is not None:
@@ -198,8 +208,9 @@ def broken_in(
         if age_s > limits.age_s:
             yield BrokenLimit(found.queue, "max-age", limits.age_s, round(age_s, 1), bound)
     if limits.failed is not None and sum(found.failed_tasks().values()) > limits.failed:
-        storage = Storage(fleet.store, found.keys, fleet.runtime)
-        ended = (receipts or FailedReceipts()).count(storage, found, enough=limits.failed)
+        if ended is None:
+            storage = Storage(fleet.store, found.keys, fleet.runtime)
+            ended = FailedReceipts().count(storage, found, enough=limits.failed)
         if ended.failed > limits.failed:
             exact = not ended.unread and "failed" not in found.cut
             yield BrokenLimit(found.queue, "max-failed", limits.failed, ended.failed, "exact" if exact else "at least")

@@ -39,6 +39,7 @@ from limpet.queue.cost import MONTH_H, Bill, Work, requests_of
 from limpet.queue.entry import Storage
 from limpet.queue.inspect import (
     FOLDERS,
+    FailedCount,
     FailedReceipts,
     FinishTimes,
     Folder,
@@ -359,12 +360,13 @@ class OverviewWatch:
 
     def _attended(self) -> Sequence[QueueSummary]:
         """The queues, with those marked that no worker works on; as they are while it is not known who works."""
-        known = self._overview.workers
-        return [each if known is None else attended(each, known) for each in self._overview.queues]
+        processes = self._overview.workers
+        queues = self._overview.queues
+        return queues if processes is None else [attended(counted, processes) for counted in queues]
 
     def _alerts(self) -> list[BrokenLimit]:
         limits = self._overview.limits
-        unattended = [wrong for each in self._overview.queues for wrong in broken_without_worker(each, limits)]
+        unattended = [wrong for counted in self._overview.queues for wrong in broken_without_worker(counted, limits)]
         return sorted([*self._broken, *unattended], key=lambda wrong: wrong.queue)
 
     def prefer(self, queue: str) -> None:
@@ -479,12 +481,18 @@ class OverviewWatch:
         self._counts = {name: self._counts[name] for name in sorted(self._counts) if name in keep}
         limits = self._overview.limits
         self._broken = [
-            wrong for each, _ in self._counts.values() for wrong in broken_in(view, each, limits, self._receipts)
+            wrong
+            for count, summary in self._counts.values()
+            for wrong in broken_in(view, count, limits, self._ended(count, summary))
         ]
         return {
             "queues": [summary for _, summary in self._counts.values()],
             "uncounted": [name for name in sorted(folders or ()) if name not in self._counts],
         }
+
+    def _ended(self, count: QueueCount, summary: QueueSummary) -> FailedCount:
+        """What became of the tasks in failed/, as the summary counts them."""
+        return FailedCount(failed=summary.failed, unread=self._receipts.unread.get(count.keys.root, 0))
 
     def _read_sqs(self, view: Fleet) -> dict[str, Any]:
         found = summaries(view)

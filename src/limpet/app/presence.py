@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from limpet import __version__, keys, records
-from limpet.app.fleet import Fleet
+from limpet.app.fleet import BACKUP, SUPERVISED, Fleet
 from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.queue.cost import PRESENCE_EVERY_S
 from limpet.records import Count, Instant, Name
@@ -181,11 +181,13 @@ class FleetWorkers:
     more: bool = False
     unknown: int = 0
     """Processes that are alive, or may be, whose queues are not known: a presence object that cannot be read."""
+    elsewhere: bool = False
+    """Whether processes in other places may work on the tasks (`limpet supervise`), or the fleet is a backup."""
 
     def may_work_on(self, queue: str) -> bool:
         """Whether a living process names this queue, or may: those that were not read, or name only their first 200."""
         named = any(queue in each.queues or len(each.queues) >= QUEUES_MAX for each in self.alive)
-        return named or self.more or bool(self.unknown)
+        return named or self.more or bool(self.unknown) or self.elsewhere
 
     @property
     def alive(self) -> list[WorkerState]:
@@ -220,7 +222,8 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
         renewed_s = max(0.0, (now - blob.modified).total_seconds())
         found.append(_state(id_, record, renewed_s))
     found.sort(key=lambda each: (each.gone, each.host, each.pid, each.id))
-    return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown)
+    elsewhere = not {SUPERVISED, BACKUP}.isdisjoint(fleet.record.features)
+    return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown, elsewhere=elsewhere)
 
 
 def _state(id_: str, record: WorkerPresence, renewed_s: float) -> WorkerState:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from limpet import records
-from limpet.errors import Invalid
+from limpet.errors import Invalid, OutcomeUnknown
 from limpet.queue import Queue
 from limpet.queue.entry import PAYLOAD_BYTES_MAX, payload_bytes
 from limpet.records import RECORD_BYTES_MAX
@@ -65,11 +65,14 @@ class BadLine(Invalid):
 
 @dataclass(slots=True)
 class FilePush:
-    """Pushes a file of JSON lines, batch by batch. `next_line` is the first line that is not pushed yet."""
+    """Pushes a file of JSON lines, batch by batch. `next_line` is the first line that is not pushed yet.
+    If a push ended half-way, `later` tasks after it are there.
+    """
 
     queue: Queue
     batch: int
     pushed: int = 0
+    later: int = 0
     batches: int = 0
     next_line: int = 1
     read_bytes: int = 0
@@ -110,7 +113,13 @@ class FilePush:
         if not count:
             return
         self.next_line = self._at[0]
-        ids = self.queue.push_many(self._tasks[:count], batch=self.batch)
+        try:
+            ids = self.queue.push_many(self._tasks[:count], batch=self.batch)
+        except OutcomeUnknown as error:
+            if error.rest:
+                self.pushed += len(error.pushed)
+                self.next_line, self.later = self._at[error.rest[0]], len(error.pushed) - error.rest[0]
+            raise
         del self._tasks[:count], self._at[:count]
         self.pushed += len(ids)
         self.batches += len({id_.rpartition(".")[0] for id_ in ids})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,8 @@ from limpet.queue.entry import GATHER_MAX
 from limpet.queue.steps import gather, in_order, known_type
 from limpet.records import Name, Text
 from limpet.runtime import system
-from limpet.worker.runner import Job, UserCall, current_task
+from limpet.user_code import UserCall
+from limpet.worker.runner import Job, current_task
 from limpet.worker.schedule import Cron
 
 P = ParamSpec("P")
@@ -279,9 +280,9 @@ class TaskPush(Generic[P]):
         payload = self.task.arguments.pack(args, kwargs)
         return self.task.push_payload(payload, id=self.id, delay_s=self.delay_s, at=self.at)
 
-    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed]:
         """`push`, for coroutines: it does not block the event loop."""
-        return await in_order(self.push, *args, **kwargs)
+        return in_order(self.push, *args, **kwargs)
 
 
 class TaskFunction(Generic[P, R]):
@@ -347,9 +348,9 @@ class TaskFunction(Generic[P, R]):
         """
         return self.using().push(*args, **kwargs)
 
-    async def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed]:
         """`push`, for coroutines: it does not block the event loop."""
-        return await self.using().push_async(*args, **kwargs)
+        return self.using().push_async(*args, **kwargs)
 
     def using(self, *, id: str | None = None, delay_s: float = 0.0, at: datetime | None = None) -> TaskPush[P]:
         """`enrich.using(id="a.com", delay_s=60).push("a.com")`: how a task is pushed, beside its arguments.

@@ -331,9 +331,7 @@ class Catalog:
         decide = entries.drop("t", where, name, checked)
         dropped = self._commit(id_, actor, ("drop table", where, name, purge), decide, checked)
         if purge:
-            with suppress(
-                LimpetError
-            ):  # the state records the remaining folders, which cannot be used until they are empty
+            with suppress(LimpetError):  # the state records the folders: they cannot be used until they are empty
                 self._purge(Entry.of(dropped).roots())
 
     def unregister_table(

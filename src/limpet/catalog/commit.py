@@ -40,7 +40,7 @@ from limpet.catalog.state import (
     shown,
 )
 from limpet.catalog.warehouse import Document, Json, Warehouse, property_text
-from limpet.errors import Invalid, LimpetError
+from limpet.errors import Invalid, LimpetError, Unavailable
 
 METADATA_PATH = "write.metadata.path"
 TABLES_MAX = 1000
@@ -216,14 +216,16 @@ class WorkedMetadata:
         return result
 
     def work_out(self, needs: Needs) -> None:
-        """Compute the request from metadata. A refusal is kept for the leader: the request may be granted already.
+        """Compute the request from metadata. A refusal is kept for the leader: the request may be granted already, and
+        metadata that is gone may be that of a table that was purged since.
 
-        Raises: Corrupt; Unavailable.   Cost: 1 GET each, unless in memory.
+        Raises: Unavailable.   Cost: 1 GET each, unless in memory.
         """
         for path, apply in needs.items():
-            document = self._warehouse.read(path)
             try:
-                made = apply(document)
+                made = apply(self._warehouse.read(path))
+            except Unavailable:
+                raise
             except LimpetError as error:
                 self._results[path] = error
                 continue

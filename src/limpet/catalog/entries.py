@@ -261,24 +261,21 @@ def replace_view(
 class CheckedPurge(WorkedMetadata):
     """By the path of a table's metadata, whether the table may be purged. One that cannot be read can be purged."""
 
-    def work_out(self, needs: Needs) -> None:
-        for path, check in needs.items():
-            try:
-                super().work_out({path: check})
-            except Corrupt:
-                self._results[path] = None
+    def result(self, path: str) -> Document | None:
+        with suppress(Corrupt):
+            super().result(path)
+        return None
 
 
 def purge_needs(path: str, name: str) -> Needs:
     """By path, the check of the metadata of a table that is to be purged: Invalid if others need its files."""
 
     def check(document: Document) -> None:
-        with suppress(Corrupt):
-            if not history_of(document.data, name).owns_files():
-                raise Invalid(
-                    f"table {name!r} has {GC_PROPERTY}=false: other tables or catalogs may need its files",
-                    hint=f"drop it without purge, or set {GC_PROPERTY} to true first",
-                )
+        if not history_of(document.data, name).owns_files():
+            raise Invalid(
+                f"table {name!r} has {GC_PROPERTY}=false: other tables or catalogs may need its files",
+                hint=f"drop it without purge, or set {GC_PROPERTY} to true first",
+            )
 
     return {path: check}
 

@@ -429,7 +429,7 @@ def reserve(state: CatalogState, roots: Iterable[str], own: Sequence[str] = ()) 
 
 def check_not_of_others(state: CatalogState, path: str, own: Sequence[str]) -> None:
     """Check that a file is in no folder of another table than that with the folders `own`.   Raises: Invalid."""
-    other = _taken(state, path, {*own})
+    other = _taken_in_same_case(state, path, {*own})
     if other is not None:
         raise Invalid(f"the file {path!r} is in the folder {other!r}, which belongs to another table")
 

@@ -564,7 +564,8 @@ def _push_file(queue: Queue, stream: IO[bytes], file: str, *, batch: int, json: 
 def _so_far(work: FilePush) -> str:
     if not work.pushed:
         return "nothing was pushed"
-    return f"{many(work.pushed, 'task')} before line {work.next_line} went in"
+    later = f", and {work.later} of those after it" if work.later else ""
+    return f"{many(work.pushed - work.later, 'task')} before line {work.next_line} went in{later}"
 
 
 def _go_on(work: FilePush, file: str) -> str:
@@ -632,8 +633,9 @@ def retry(
 def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Cancel a task that has not ended.
 
-    A running handler is not stopped, and if it succeeds, its result counts. A task of a batch cannot be cancelled
-    alone, only the whole batch.
+    No worker starts it any more. A handler that runs is not stopped: an async one is cancelled with the next heartbeat
+    of its worker, a plain function runs to its end, unless it calls current_task().check(), and if it succeeds, the
+    task has completed after all. A task of a batch cannot be cancelled alone, only the whole batch.
 
     Example:
     $ limpet queue cancel enrich a.com@2026-11 -u s3://acme/prod
@@ -648,7 +650,8 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
     if json:
         print_json({"queue": queue, "id": id, "cancelled": cancelled})
     elif cancelled:
-        say(f"{id!r} is cancelled")
+        said = handle.result(id).error or ""
+        say(f"{id!r} is {clean(said) if said.startswith('cancelled: ') else 'cancelled'}")
     else:
         say(f"{id!r} has ended already; nothing was changed: limpet queue show {queue} {id}", err=True)
     if not cancelled:

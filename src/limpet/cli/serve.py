@@ -40,8 +40,6 @@ EPILOG = lines(
 API_EPILOG = lines(
     "Example: two of them share a bucket; one leads, the other takes over when it ends",
     "$ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod",
-    "Example: with two compactors, either of which is enough",
-    "$ limpet serve api --compactor-url http://one:8182 --compactor-url http://two:8182 -u s3://acme/prod",
     *CODES,
 )
 COMPACTOR_EPILOG = lines(
@@ -206,7 +204,7 @@ def api(
             metavar="URL",
             envvar="LIMPET_COMPACTOR_URL",
             show_default=False,
-            help="Where `limpet serve compactor` listens; repeatable: the next one is asked when one is gone.",
+            help="Where `limpet serve compactor` listens. Repeatable: if one is gone, the next.",
         ),
     ],
     url: ServeUrlOption = DEFAULT_URL,
@@ -361,18 +359,17 @@ def ui(
     from limpet.app.health import default_limits
     from limpet.ui.server import serve_ui
 
+    fleet_url = url_or_default(one_url(context, where, url))
     rules = {"age_s": max_age, "failed": max_failed, "pending": max_pending, "no_worker_s": no_worker}
     given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
-    limits = replace(default_limits(url_or_default(one_url(context, where, url))), **given)
-    announce = partial(_announce_ui, open_browser, read_only, json)
     serve_ui(
-        one_url(context, where, url),
-        announce,
+        fleet_url,
+        partial(_announce_ui, open_browser, read_only, json),
         host=host,
         port=port,
         token_file=token_file,
         read_only=read_only,
-        limits=limits,
+        limits=replace(default_limits(fleet_url), **given),
         log=log.value,
     )
 

@@ -85,7 +85,13 @@ BurstOption = Annotated[
     bool, typer.Option("--burst", rich_help_panel=PROCESSES, help="Exit when nothing can be claimed now.")
 ]
 UntilEmptyOption = Annotated[
-    bool, typer.Option("--until-empty", rich_help_panel=PROCESSES, help="Exit when nothing waits, rests or runs.")
+    bool,
+    typer.Option(
+        "--until-empty",
+        rich_help_panel=PROCESSES,
+        help="Exit when nothing waits, rests or runs. Tasks that sleep are waited for; those that wait for a signal, "
+        "or for such tasks, are named and left.",
+    ),
 ]
 MaxTasksOption = Annotated[
     int | None,

@@ -6,7 +6,8 @@ Facts about the data package (v2), tested with frictionless 5.21:
 - The default `quoteChar` would remove quotes, and v2 requires one character: U+001E, which is in no line.
 - `skipInitialSpace` must be set, or it is guessed from the first lines, and spaces are lost.
 - `missingValues` defines null; `nullSequence` is ignored.
-- The default format of a datetime gives aware ones; a pattern would give naive ones.
+- A pattern as the format of a datetime would give naive ones. The default format gives aware ones, but two readers of
+  v1 (`datapackage` of PyPI and of npm) refuse microseconds in it: `any` is read by all three.
 - After a column was added, it reports a `missing-cell` for each line of a shard that was not folded since.
 """
 
@@ -29,8 +30,11 @@ from limpet.keys import IndexKeys, Key
 from limpet.store.api import Absent, Match, Stat
 
 
-def package(name: str, manifest: Manifest) -> bytes:
-    """`datapackage.json`. Its `version` is that of the schema, as is that of `schema.json`."""
+def package(name: str, manifest: Manifest, *, formats: bool = True) -> bytes:
+    """`datapackage.json`. Its `version` is that of the schema, as is that of `schema.json`.
+
+    `formats`: with the formats of datetimes, which Limpet 0.1 did not write.
+    """
     described: dict[str, Any] = {
         "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
         "name": name,
@@ -51,7 +55,7 @@ def package(name: str, manifest: Manifest) -> bytes:
                     "skipInitialSpace": False,
                 },
                 "schema": {
-                    "fields": [_field(field) for field in manifest.fields],
+                    "fields": [_field(field, formats=formats) for field in manifest.fields],
                     "primaryKey": [manifest.key],
                     "missingValues": [NULL.decode()],
                 },
@@ -61,8 +65,10 @@ def package(name: str, manifest: Manifest) -> bytes:
     return records.encode(described)
 
 
-def _field(field: Field) -> dict[str, Any]:
+def _field(field: Field, *, formats: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": field.name, "type": field.type}
+    if formats and field.type == "datetime":
+        described["format"] = "any"
     if field.name == DELETED:
         return {**described, "trueValues": ["1"], "falseValues": ["0"]}
     limits = field.constraints or Constraints()

@@ -17,7 +17,12 @@ from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, c
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
 from limpet.index.maintain import WholeIndex
-from limpet.index.maintain.import_existing import AdoptReport, import_existing, import_in_place
+from limpet.index.maintain.import_existing import (
+    AdoptReport,
+    foreign_manifest,
+    import_existing,
+    import_in_place,
+)
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
@@ -28,7 +33,7 @@ from limpet.index.writer import RecordWriter, Stamps
 from limpet.keys import IndexKeys, Key
 from limpet.lease import VersionWatch
 from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Store
+from limpet.store.api import Absent, Put, Store, Version
 from limpet.store.sources import FileSource
 
 R = TypeVar("R")
@@ -187,15 +192,22 @@ class Index(Generic[R]):
         """
         return verify(self._whole(), repair=repair, accept_loss=accept_loss)
 
-    def adopt(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+    def adopt(self, source: FileSource | None = None, *, quiesced: bool = False, any_name: bool = False) -> AdoptReport:
         """Import plain `{key}.usv` files.   See `maintain.import_existing.import_existing`."""
-        return import_existing(self._whole(), self._stamps, source, quiesced=quiesced)
+        return import_existing(self._whole(), self._stamps, source, quiesced=quiesced, any_name=any_name)
 
-    def adopt_in_place(self, source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
+    def adopt_in_place(
+        self, source: FileSource | None = None, *, quiesced: bool = False, any_name: bool = False
+    ) -> AdoptReport:
         """Create this index from plain files in its folder.   See `maintain.import_existing.import_in_place`."""
-        report = import_in_place(self._whole(), self._layout, self._stamps, source, quiesced=quiesced)
+        whole, layout = self._whole(), self._layout
+        report = import_in_place(whole, layout, self._stamps, source, quiesced=quiesced, any_name=any_name)
         self._opened = None
         return report
+
+    def has_foreign_manifest(self) -> bool:
+        """Whether another program's `manifest.json` lies in the place of this index's.   Cost: 1 GET."""
+        return foreign_manifest(self._storage) is not None
 
     def reshard(self, depth: int, *, quiesced: bool = False) -> ReshardReport:
         """Change the depth of the shards, while no other process uses the index.   See `maintain.offline.reshard`."""
@@ -392,13 +404,17 @@ class Layout:
             raise Invalid(f"the index {self._name!r} is new: say which field is its key", hint="key=...")
         return fresh(with_own(self._typed.fields, self._typed.key), self._depth or DEPTH)
 
-    def complete(self, manifest: Manifest) -> Manifest:
+    def complete(self, manifest: Manifest, *, instead: Version | None = None) -> Manifest:
         """Write the manifest of a new index, after its shards: from now on it exists. Then describe it.
 
+        `instead`: the version of another program's file that lies in its place.
         Returns the current manifest, if another process was first.   Cost: 3 PUTs and 2 GETs.
         """
         try:
-            self._cell.create(manifest)
+            if instead is None:
+                self._cell.create(manifest)
+            else:
+                self._cell.replace_unreadable(manifest, instead)
         except Conflict:
             return self.load()
         write_descriptions(self._storage, self._name, manifest)

@@ -3,7 +3,8 @@
 A query is parsed and bound against empty tables first, so that an invalid one reads nothing; then only the indexes that
 it names are read. DuckDB has no access to other files unless that is allowed, loads no extension, and its settings are
 locked before the query runs. That does not stop functions with side effects: `enable_logging` and `enable_profiling`
-write files regardless of the settings. So only table functions that are known to read may be called.
+write files regardless of the settings. So only table functions that are known to read may be called, and no scalar
+function that DuckDB takes for one with side effects, unless it is known to change nothing.
 
 An index is a table: its lines are text files (`options`), and a select list converts each column to its type and undoes
 the escapes (`select`):
@@ -25,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, timedelta
+from functools import cache
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
@@ -72,8 +74,16 @@ _OF_FILES = frozenset(
 )
 """Table functions that read files."""
 
-_WITH_EFFECTS = frozenset({"getenv", "nextval", "setseed", "sleep_ms", "write_log"})
+_WITH_EFFECTS = frozenset({"getenv", "nextval", "setseed", "setval", "sleep_ms", "write_log"})
 """Scalar functions with side effects."""
+
+_VOLATILE = frozenset(
+    """
+    current_connection_id current_query current_query_id current_transaction_id currval error gen_random_uuid random
+    stats uuid uuidv4 uuidv7 vector_type
+    """.split()  # noqa: SIM905 (as a set it would have a line for each)
+)
+"""Scalar functions that DuckDB takes for ones with side effects, and that change nothing."""
 
 _SEALED = {
     "allow_community_extensions": False,
@@ -124,7 +134,7 @@ def sql(
                 with timer.computing(session):  # a constant of the query is computed here already
                     _bind(session, query, parameters, store, runtime, tables)
                     if plan.is_description:
-                        return rows_of(session.execute(query, parameters))
+                        return rows_of(session.sql(query, params=parameters))
             gathered = [table.gather(home / str(number), opened, on_damage) for number, table in enumerate(tables)]
             files = [path for each in gathered for path in each.shards]
             session = opened.enter_context(_session(home, files, allow_files, memory))
@@ -135,7 +145,7 @@ def sql(
             for place, source in more.items():
                 _add_rows(session, place, source, source.read())
             with timer.computing(session):
-                return rows_of(session.execute(query, parameters))
+                return rows_of(session.sql(query, params=parameters))
     except OSError as error:
         raise Unavailable(
             f"could not use the temporary folder: {error.strerror or error}", hint="free some space, or set TMPDIR"
@@ -290,7 +300,7 @@ def _parsed(session: Any, query: str, *, allow_files: bool) -> _QueryPlan:
             shows_all = True
         elif node.get("type") == "TABLE_FUNCTION":
             _check_function(node["function"]["function_name"].lower(), allow_files)
-        elif node.get("class") == "FUNCTION" and node["function_name"].lower() in _WITH_EFFECTS:
+        elif "function_name" in node and node["function_name"].lower() in refused_functions():
             raise Invalid(f"a query may not call {node['function_name']}()", hint="a query can only read")
     top = tree["statements"][0]["node"].get("from_table") or {}
     is_description = top.get("type") == "SHOW_REF" and top.get("show_type") != "SUMMARY"
@@ -367,6 +377,22 @@ def _check_function(function: str, allow_files: bool) -> None:
         )
 
 
+@cache
+def refused_functions() -> frozenset[str]:
+    """The scalar functions that a query may not call, in lower case.
+
+    Those are all that this DuckDB takes for functions with side effects, but for the ones that are known to change
+    nothing, and macros that call one of them. So a function of a later version may be called once somebody has looked
+    at it.
+    """
+    with import_module("duckdb").connect(":memory:", config=_SEALED) as session:
+        listed = "select lower(function_name), has_side_effects, macro_definition from duckdb_functions()"
+        functions = session.execute(listed).fetchall()
+    refused = _WITH_EFFECTS | {name for name, has_effects, _ in functions if has_effects} - _VOLATILE
+    calls = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(refused)))})\(", re.IGNORECASE)
+    return refused | {name for name, _, body in functions if body and calls.search(body)}
+
+
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
     todo = [tree]
     while todo:
@@ -392,7 +418,8 @@ def _bind(
     names: list[str] | None = None
     while True:
         try:
-            session.execute(f"explain {query}", parameters)
+            # DuckDB 2 wants a result to be read to its end before the next query.
+            session.execute(f"explain {query}", parameters).fetchall()
             return
         except duckdb.CatalogException as error:
             found = _NO_TABLE.match(str(error))
@@ -818,7 +845,7 @@ class Rows(Sequence[tuple[Any, ...]]):
 
 
 def rows_of(result: Any) -> Rows:
-    """The rows of a DuckDB result.   Raises: Invalid for a type that has no Python value."""
+    """The rows of a DuckDB relation.   Raises: Invalid for a type that has no Python value."""
     described = result.description
     converts = [_convert(kind, name) for name, kind, *_ in described]
     return Rows(result.to_arrow_table(), [str(kind) for _, kind, *_ in described], converts)

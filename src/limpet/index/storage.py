@@ -25,7 +25,7 @@ from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.index.codec import Fields, Schema
 from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
-from limpet.keys import IndexKeys, Key, is_key
+from limpet.keys import IndexKeys, Key, is_key, name_of
 from limpet.records import INTEGER_MAX, Name, Positive
 from limpet.runtime import Runtime
 from limpet.store.api import Blob, Put, Stat, Store, Version
@@ -154,7 +154,12 @@ def noted(
 
 def manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
     """The cell of an index's manifest."""
-    return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime)
+    name = name_of(storage.keys.root.rpartition("/")[2])
+    remedy = (
+        f"restore it from a backup; if another program wrote it, stop that, and `limpet index adopt {name} --quiesced` "
+        "makes an index of its files"
+    )
+    return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime, remedy=remedy)
 
 
 A = TypeVar("A")

@@ -14,7 +14,7 @@ missing tasks. An id that is used here for another payload is never taken for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Any, Literal, get_args
@@ -31,11 +31,9 @@ from limpet.queue.decide import claimed
 from limpet.queue.entry import (
     ENTRY_BYTES_MAX,
     NOTHING,
-    OWN_FIELDS,
     Receipt,
     Storage,
     TaskRecord,
-    is_foreign,
     new_task,
     read_task,
 )
@@ -115,7 +113,8 @@ class QueueAdoptReport:
             self.ignored_names.append(shown(name))
 
 
-class _TaskFile(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class _TaskFile:
     """The file of one task, and the lease beside it."""
 
     place: QueuePlace
@@ -204,15 +203,16 @@ class Adopter:
             stats = {stat.key.rpartition("/")[2]: stat for stat in files}
             if folder.startswith("pending/") and LEASE_FILE in stats:
                 leases[folder] = str(stats.pop(LEASE_FILE).key)
-            if self._in_place and (BATCH in stats or REMOTE in stats):
+            if self._in_place and stats.keys() & {BATCH, REMOTE}:
+                if BATCH in stats:
+                    leases.pop(folder, None)
                 stats = {name: stat for name, stat in stats.items() if name not in (BATCH, REMOTE)}
-                leases.pop(folder, None)
             for name, stat in stats.items():
                 task = _task_file(stat, name)
                 if task is None:
                     self._report.ignore(stat.key)
                 else:
-                    yield msgspec.structs.replace(task, lease=leases.pop(folder, None))
+                    yield replace(task, lease=leases.pop(folder, None))
         for name in leases.values():
             self._report.ignore(name)
 
@@ -228,7 +228,7 @@ class Adopter:
                 value = records.parse_json(data, what="it")
                 if not isinstance(value, dict):
                     raise Invalid("it is not a JSON object")
-                if value.keys() >= OWN_FIELDS:
+                if value.keys() >= records.OWN_FIELDS:
                     if self._in_place:
                         continue
                     raise Invalid("it is an object of Limpet", hint="`limpet backup` copies a fleet")
@@ -325,7 +325,7 @@ class Adopter:
         for key, where in places.items():
             try:
                 blob = self._storage.store.get(key, size_max=ENTRY_BYTES_MAX)
-                if not is_foreign(blob.data):
+                if not records.is_foreign(blob.data):
                     kept[where] = _payload_in(blob.data, key, receipt=where in ("failed", "completed"))
                 elif waits and where != "pending":
                     kept[where] = None  # whatever has the name of a receipt ends the task

@@ -364,7 +364,9 @@ class Queue(Protocol):
         """Add many tasks, packed `batch` to an entry; returns their ids, in order.
 
         With an `id`, the same call made again adds nothing, and returns the same ids, until `retention_s` after it.
-        Raises: Conflict if the id was used for another number of tasks, or other batches.
+        Raises: Conflict if the id was used for another number of tasks, or other batches. OutcomeUnknown if it ended
+        half-way, by a full disk, say: `error.pushed` has the handles of the tasks that are there, `error.rest` the
+        places of the others. With an `id`, the same call adds them.
         """
 
     def claim(self, *, wait_s: float = 0.0) -> Claim:
@@ -393,6 +395,11 @@ class Queue(Protocol):
 
     def stats(self) -> Stats:
         """How many tasks are in each state."""
+
+    def standstill(self) -> Sequence[str] | None:
+        """What each task waits for, if no task goes on by itself: all are suspended until a signal comes, or until
+        other tasks end that stand still as well. None if a task goes on; empty if there is none.
+        """
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Up to `n` pending tasks, without claiming them."""
@@ -450,7 +457,12 @@ class Queue(Protocol):
         """
 
     def cancel(self, id: str) -> bool:
-        """Cancel a task that has not ended; returns whether this call ended it."""
+        """Cancel a task that has not ended; returns whether this call ended it.
+
+        No worker starts it any more. A handler that runs is not stopped by this call: its worker learns of it with its
+        next heartbeat, within `ttl_s` / 3, and then cancels an async handler. A plain function runs to its end, unless
+        it calls `current_task().check()`. If the handler succeeds all the same, the task has completed.
+        """
 
     def signal(self, id: str, name: str, value: Any = None) -> bool:
         """Send a signal to a task, which `limpet.wait_signal` waits for; whether this call was the first of that name.

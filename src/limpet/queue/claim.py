@@ -16,7 +16,17 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Fence
-from limpet.errors import Conflict, Corrupt, Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
 from limpet.keys import Key
 from limpet.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
 from limpet.queue.api import Fail, Policy, Retry, Task
@@ -25,6 +35,7 @@ from limpet.queue.decide import (
     attempt_record,
     attempts_of,
     backoff_s,
+    bare,
     batch_receipt,
     charged,
     clean_text,
@@ -55,6 +66,7 @@ from limpet.queue.entry import (
     task_name,
 )
 from limpet.store.api import Absent
+from limpet.user_code import ended, text_of
 
 NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
@@ -62,21 +74,12 @@ NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
 PATIENCE_S = 0.2
 PATIENCE_MAX_S = 3.0
-UNREADABLE = (
-    msgspec.MsgspecError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a payload may raise while it is decoded: bytes that are no JSON, or what a user's own type says about them."""
 INLINE_BYTES_MAX = 1024
 INLINE_TOTAL_MAX = 256 * 1024
 PART_BYTES_MAX = 512 * 1024
 SLOTS_READ_MAX = 8
+OUTLIVED_S = 3 * 86400.0
+"""A claim that ran out so long ago asks whether the entry is still the one that it had."""
 
 
 class Results:
@@ -269,6 +272,11 @@ class EntryClaim:
     def lost(self) -> bool:
         return self._lease.lost
 
+    @property
+    def released(self) -> bool:
+        """Whether it has let the entry go for others."""
+        return self._lease.released
+
     def __bool__(self) -> bool:
         return True
 
@@ -305,15 +313,14 @@ class EntryClaim:
                 attempts = attempts_of(self._lease.record, n) + 1
                 if not self._by_swap:
                     self._progress.attempts[n] = attempts
-            try:
-                payload = self._decoder.decode(self.content.payloads[n])
-            except UNREADABLE as error:
+            payload = ended(self._decoder.decode, self.content.payloads[n])
+            if payload.error is not None:  # the bytes are no JSON, or a user's own type refuses them
                 self._put_back(n)
-                self.give_up(n, f"the payload does not fit: {_short(error)}", unread=True)
+                self.give_up(n, f"the payload does not fit: {_short(payload.error)}", unread=True)
                 continue
             if self._by_swap and (not self._charge(n) or self._ended):
                 return None  # or it was handed back meanwhile
-            return EntryTask(self, n, payload, attempts)
+            return EntryTask(self, n, payload.value, attempts)
 
     def _put_back(self, n: int) -> None:
         """Undo the start of a task whose handler does not run."""
@@ -446,6 +453,13 @@ class EntryClaim:
             if n not in self._progress.durable:
                 self._progress.durable.append(n)
 
+    def check_held(self) -> None:
+        """Return if what was written before this call was written while the entry was ours.
+
+        Raises: LeaseLost; Unavailable.   Cost: as `HeldLease.check_held`.
+        """
+        self._lease.check_held()
+
     def _durable(self) -> set[int]:
         """The tasks that have recorded steps."""
         return {*self._lease.record.durable, *self._progress.durable}
@@ -462,11 +476,6 @@ class EntryClaim:
     def may_have_begun(self) -> bool:
         """Whether an earlier attempt, or the task that this one retries, may have recorded steps."""
         return may_have_begun(self.content, token=self.token, epoch=self.storage.epoch)
-
-    def confirm(self) -> None:
-        """Return if the entry is still ours, by a swap of its lease.   Raises: LeaseLost.   Cost: 1 PUT."""
-        with self._writing:
-            self._lease.rewrite(self._written)
 
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
@@ -607,8 +616,21 @@ class EntryClaim:
 
         self.patiently(finish)
 
+    def _outlived(self) -> bool:
+        """Whether this claim ran out so long ago that its entry's name may be that of another life: then nothing of it
+        counts. Receipts last for a week at least, and the clock also counts time asleep.   Cost: nothing; then 1 GET.
+        """
+        if self._lease.valid_for_s() > -OUTLIVED_S or self.content.minted:
+            return False
+        try:
+            return self.storage.content(self.entry, batch=self.batch).write_id != self.content.write_id
+        except (Missing, Corrupt, Unsupported):
+            return True
+
     def _write_end(self) -> None:
-        if self.batch:
+        if self._outlived():
+            self._end()
+        elif self.batch:
             self._finish_batch()
         else:
             record = self._lease.record
@@ -663,6 +685,8 @@ class EntryClaim:
         A task that the batch's receipt lists as done has completed, and nothing is added to that.
         Cost: 1 PUT each; for a batch 1 GET.
         """
+        if tasks and self._outlived():
+            return
         if self.batch and tasks:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
@@ -700,14 +724,15 @@ class EntryClaim:
             self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
+        def change(record: EntryLease) -> EntryLease:
+            record = handed_back(self._written(record), returned, started=self._running)
+            return freed(record, len(self.content.ids), self._runtime.wall())
+
         self._write_large()
-        self._lease.free(
-            lambda record: freed(
-                handed_back(self._written(record), returned, started=self._running),
-                len(self.content.ids),
-                self._runtime.wall(),
-            )
-        )
+        try:
+            self._lease.free(change)
+        except Invalid:  # it is too large for a cell, by names of an unforeseen length
+            self._lease.free(lambda record: bare(change(record)))
         self.storage.watch.wrote(self.storage.keys.lease(self.entry), self._lease.version)
         wait_s = self._lease.record.wait_s
         if wait_s <= 0:
@@ -743,11 +768,11 @@ def apply_error(task: Task, error: Exception | None) -> None:
             task.retry(None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     """What is wrong with a payload, in one line."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(text_of(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from limpet import records
 from limpet.lease import State
 from limpet.lease.decide import Take, Wait, is_live, next_step
 from limpet.queue.api import AttemptError, Policy
@@ -35,10 +36,16 @@ from limpet.store.api import Version
 
 T = TypeVar("T")
 
-ERRORS_CHARS_MAX = 64 * 1024
-"""How much text about failed attempts a lease carries with each swap."""
+ERRORS_BYTES_MAX = 64 * 1024
+"""How much about failed attempts a lease carries with each swap."""
+SUSPENSIONS_BYTES_MAX = 384 * 1024
+"""How much about what its suspended tasks wait for. With results (`INLINE_TOTAL_MAX`), the keys of parts, one for each
+task at most, and the numbers of tasks it stays below the size of a cell, `RECORD_BYTES_MAX`."""
 BRIEF_CHARS_MAX = 200
-NOTE_CHARS = 120
+BRIEF_REASON_CHARS = 60
+NOTE_BYTES = 120
+ENTRY_BYTES = 8
+"""The number of a task beside its part of a list, in JSON."""
 ABANDONED = "its worker died, or lost the store for longer than its claim lasted"
 
 
@@ -203,7 +210,7 @@ def claimed(
             suspects=_union(record.suspects, _died(record)),
             waits=waits or {},
             wait_s=0.0,
-            suspended=aged(record.suspended, since_s),
+            suspended=fitted(aged(record.suspended, since_s)),
             contested=record.contested or record.state is State.HELD,
             settled=len(first_done(record)),
             errors=_after_death(record, wall),
@@ -317,7 +324,7 @@ def progressed(record: EntryLease, progress: Progress, at_s: float) -> EntryLeas
         done=done,
         failed=_union(record.failed, progress.failed),
         waits=waits,
-        suspended=_still({**record.suspended, **suspended}, waits),
+        suspended=fitted(_still({**record.suspended, **suspended}, waits)),
         durable=_union(record.durable, progress.durable),
         results={**record.results, **progress.results},
         parts=_union(record.parts, progress.parts),
@@ -363,9 +370,9 @@ def _kept_errors(
             notes.append(more[n])
         if n not in ended:
             kept[n] = notes[-ATTEMPTS_KEPT:]
-    if sum(_size(note) for notes in kept.values() for note in notes) <= ERRORS_CHARS_MAX:
+    if sum(_size(note) for notes in kept.values() for note in notes) <= ERRORS_BYTES_MAX:
         return kept
-    room = ERRORS_CHARS_MAX
+    room = ERRORS_BYTES_MAX
     newest = sorted(((note.at, n, i) for n, notes in kept.items() for i, note in enumerate(notes)), reverse=True)
     chosen: dict[int, dict[int, AttemptRecord]] = {}
     for _, n, i in newest:
@@ -379,7 +386,50 @@ def _kept_errors(
 
 
 def _size(note: AttemptRecord) -> int:
-    return NOTE_CHARS + len(note.error) + len(note.traceback or "")
+    return NOTE_BYTES + len(records.encode(note.error + (note.traceback or ""))) - len(b'""')
+
+
+def fitted(suspended: dict[int, Suspension]) -> dict[int, Suspension]:
+    """The suspensions of all tasks of an entry, cut to the room that a lease has for them together.
+
+    The shortest ones are kept, and the others get equal shares. A task of which fewer keys are kept goes on as soon as
+    these are gone, and looks for the rest then.
+    """
+    sizes = {n: _size_of(each) for n, each in suspended.items()}
+    room = SUSPENSIONS_BYTES_MAX
+    if sum(sizes.values()) <= room:
+        return suspended
+    kept: dict[int, Suspension] = {}
+    for turn, n in enumerate(sorted(sizes, key=lambda n: (sizes[n], n))):
+        share = room // (len(sizes) - turn)
+        kept[n] = suspended[n] if sizes[n] <= share else shortened(suspended[n], share)
+        room -= _size_of(kept[n])
+    return dict(sorted(kept.items()))
+
+
+def shortened(suspension: Suspension, size: int) -> Suspension:
+    """As much of a suspension as that many bytes hold: what does not fit is left to the looks of a later claim."""
+    brief = msgspec.structs.replace(suspension, reason=suspension.reason[:BRIEF_REASON_CHARS], awaits=[])
+    room = size - _size_of(brief) - len(b',"awaits":[]')
+    if room < 0:
+        brief = msgspec.structs.replace(brief, reason="", signal=None)
+    awaits: list[str] = []
+    for key in suspension.awaits:
+        room -= len(records.encode(key)) + 1
+        if room < 0:
+            break
+        awaits.append(key)
+    return msgspec.structs.replace(brief, awaits=awaits)
+
+
+def _size_of(suspension: Suspension) -> int:
+    return ENTRY_BYTES + len(records.encode(suspension))
+
+
+def bare(record: EntryLease) -> EntryLease:
+    """The record without what it can do without: the tasks that wait are looked at by time, and run to see for what."""
+    suspended = {n: shortened(each, 0) for n, each in record.suspended.items()}
+    return msgspec.structs.replace(record, suspended=suspended, errors={})
 
 
 def charged(record: EntryLease, tasks: Sequence[int]) -> EntryLease:

@@ -7,12 +7,14 @@ for. See docs/design/0012-durable-tasks.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
+from limpet import records
 from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
 from limpet.lease import State
@@ -42,6 +44,8 @@ DELAYED_MAX_S = 1800.0
 
 # ---- recorded steps ----
 
+DIGEST_CHARS = 8
+"""So much of a digest is shown."""
 CHANGED = "the code has changed since the task began (limpet.version keeps such a task on the old side)"
 
 
@@ -65,28 +69,62 @@ class OtherStep:
 
 
 def recall(
-    log: Mapping[int, Versioned[StepRecord]], number: int, kind: StepKind, name: str
+    log: Mapping[int, Versioned[StepRecord]], number: int, kind: StepKind, name: str, sha256: str | None = None
 ) -> KnownStep | NewStep | OtherStep:
-    """What an attempt does about its step `number`, of that kind and name."""
+    """What an attempt does about its step `number`, of that kind and name, with arguments of that digest."""
     step = log.get(number)
     if step is None:
         return NewStep()
-    if is_other(step.value, kind, name):
-        return OtherStep(mismatch(number, step.value, kind, name))
+    if is_other(step.value, kind, name, sha256):
+        return OtherStep(mismatch(number, step.value, kind, name, sha256, log))
     return KnownStep(step)
 
 
-def is_other(record: StepRecord, kind: StepKind, name: str) -> bool:
-    """Whether a record is of another step than the one that was asked for."""
-    return (record.kind, record.name) != (kind, name)
+def is_other(record: StepRecord, kind: StepKind, name: str, sha256: str | None = None) -> bool:
+    """Whether a record is of another step than the one that was asked for.
+
+    Arguments are compared where both have a digest.
+    """
+    if (record.kind, record.name) != (kind, name):
+        return True
+    return None not in (record.sha256, sha256) and record.sha256 != sha256
 
 
-def mismatch(number: int, record: StepRecord, kind: StepKind, name: str) -> str:
-    """What is said of a step that was recorded under another name."""
+def mismatch(
+    number: int,
+    record: StepRecord,
+    kind: StepKind,
+    name: str,
+    sha256: str | None = None,
+    log: Mapping[int, Versioned[StepRecord]] | None = None,
+) -> str:
+    """What is said of a step that was recorded under another name, or with other arguments.
+
+    `log`: where the arguments of the step are looked for that was asked for.
+    """
+    recorded, wanted = shown(record.kind, record.name), shown(kind, name)
+    if recorded != wanted:
+        return f"step {number} is recorded as {recorded}, and the code asks for {wanted}: {CHANGED}"
+    wanted_there = (kind, name, sha256)
+    numbers = [
+        n for n, step in (log or {}).items() if (step.value.kind, step.value.name, step.value.sha256) == wanted_there
+    ]
+    where = f", which is recorded as step {numbers[0]}" if numbers else ""
+    before, now = ((digest or "")[:DIGEST_CHARS] for digest in (record.sha256, sha256))
     return (
-        f"step {number} is recorded as {shown(record.kind, record.name)}, and the code asks for "
-        f"{shown(kind, name)}: {CHANGED}"
+        f"step {number} is recorded as {recorded} with arguments of digest {before}, and the code asks for {wanted} "
+        f"with {now}{where}: {CHANGED}, or the arguments depend on a clock or on chance"
     )
+
+
+def arguments_digest(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """The digest of the arguments of a step, equal in every process and attempt.
+
+    It covers what can be encoded: of two clients, or two functions, it is the same.
+    """
+    named = [part for name in sorted(kwargs) for part in (name.encode(), records.stable_bytes(kwargs[name]))]
+    parts = [b"", *map(records.stable_bytes, args), b"", *named]
+    return records.digest_of(b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
 
 def shown(kind: StepKind, name: str) -> str:
@@ -158,10 +196,14 @@ def is_retry(named: str, pushed_at: datetime | None, receipt: Receipt, life: str
     return pushed_at is not None and receipt.pushed_at is not None and pushed_at >= receipt.pushed_at
 
 
-class _LifeOf(msgspec.Struct, frozen=True):
+class _RecordedLife(msgspec.Struct, frozen=True):
     """What a step and a signal say of their life."""
 
     life: str | None = None
+
+
+_RECORDED_LIFE = records.decoder(_RecordedLife)
+_GATHERED = records.decoder(GatheredStep)
 
 
 def is_copy(stored: bytes, source: bytes, life: str) -> bool:
@@ -173,7 +215,7 @@ def is_copy(stored: bytes, source: bytes, life: str) -> bool:
 def life_said(data: bytes) -> str | None:
     """The life in a step or a signal; None if it has none, or cannot be read."""
     try:
-        return msgspec.json.decode(data, type=_LifeOf).life
+        return _RECORDED_LIFE.decode(data).life
     except msgspec.DecodeError:
         return None
 
@@ -186,7 +228,7 @@ def asks_again(steps: Mapping[int, StepRecord]) -> set[int]:
     if last < 0 or steps[last].kind != "gather":
         return set()
     try:
-        ends = msgspec.json.decode(steps[last].value, type=GatheredStep).tasks
+        ends = _GATHERED.decode(steps[last].value).tasks
     except msgspec.DecodeError:
         return set()
     if all(end.state == "completed" for end in ends):
@@ -321,6 +363,18 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
         if each is None or not (each.awaits or each.signal) or (each.due_s is not None and each.due_s <= since_s):
             return []
         found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal, each.life))
+    return found
+
+
+def stands_still(record: EntryLease, count: int) -> list[WaitingStep]:
+    """What the tasks of an entry wait for, if none of them goes on at a time or is with a worker; else nothing."""
+    found: list[WaitingStep] = []
+    for n in open_tasks(record, count) if record.state is State.FREE else ():
+        each = record.suspended.get(n)
+        awaits = [] if each is None else [key for key in each.awaits if _is_entry(key)]
+        if each is None or each.due_s is not None or not (awaits or each.signal):
+            return []
+        found.append(WaitingStep(n, awaits, each.signal, each.life))
     return found
 
 

@@ -52,7 +52,6 @@ ENTRY_BYTES_MAX = 8 * 1024 * 1024
 DELAY_MAX_S = 366 * 86400.0
 ERROR_CHARS_MAX = 2_000
 NOTHING = msgspec.Raw(b"null")
-OWN_FIELDS = frozenset(("schema", "write_id"))
 
 TOKEN_MAX = 1 << 50
 ATTEMPTS_KEPT = 3
@@ -246,6 +245,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: msgspec.Raw = NOTHING
     wait_s: WaitSeconds = 0.0
     """Of a sleep or a timer: how long after this record's LastModified it is due."""
+    sha256: Digest | None = None
+    """Of a step or a push: of its arguments. Earlier versions did not record it."""
     life: Name | None = None
     """The life of its task. One without belongs to the task that has its entry's name."""
 
@@ -424,16 +425,7 @@ def result_bytes(result: Any) -> bytes:
 class ForeignTask(Unsupported):
     """A task that another program wrote: it is left alone until it is adopted."""
 
-    default_hint = "stop that program, then `limpet queue adopt` takes its tasks over"
-
-
-def is_foreign(data: bytes) -> bool:
-    """Whether the bytes are a JSON object of another program: not empty, and without the fields that all ours have."""
-    try:
-        value = records.parse_json(data, what="it")
-    except Invalid:
-        return False
-    return isinstance(value, dict) and bool(value) and not value.keys() & OWN_FIELDS
+    default_hint = "stop that program, then `limpet queue adopt QUEUE --quiesced` takes its tasks over"
 
 
 def read_task(data: bytes, *, what: str) -> TaskRecord:
@@ -441,7 +433,7 @@ def read_task(data: bytes, *, what: str) -> TaskRecord:
     try:
         record = records.decode(data, TaskRecord, what=what)
     except Corrupt:
-        if is_foreign(data):
+        if records.is_foreign(data):
             raise ForeignTask(f"{what} is a task of another program") from None
         raise
     _check_schema(record.schema, what, DURABLE_SCHEMA)

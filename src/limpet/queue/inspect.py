@@ -28,6 +28,7 @@ from limpet.keys import (
     LEASE,
     QUEUES,
     REMOTE,
+    RETRY_MARK,
     TASK,
     Key,
     QueueKeys,
@@ -162,6 +163,8 @@ class QueueCount:
     _completed: int = 0
     _completed_names: array[int] = field(default_factory=lambda: array("q"))
     """A hash of each name in completed/: there may be millions."""
+    _compared: tuple[tuple[int, int], set[str]] | None = None
+    """What `completed_of_failed` has found, and for how many names."""
 
     def add(self, folder: str, stat: Stat, limits: Mapping[Folder, float] = ALL) -> bool:
         """Count one object; False if its folder is full, and the rest of it is not worth listing."""
@@ -231,14 +234,15 @@ class QueueCount:
     def failed_tasks(self) -> dict[str, int]:
         """The names in failed/ that were neither retried nor completed since (H4), and how many tasks each stands for.
 
-        The receipt of a whole batch stands for the tasks that have no receipt of their own.
+        The receipt of a whole batch stands for the tasks that have no receipt of their own. A name that a user gave may
+        have a retry of another life: only its receipt tells whether it was retried.
         """
         completed = self.completed_of_failed()
         own = Counter(part[0] for name in {*self.failed, *completed} if (part := batch_of(name)))
         tasks = {
             name: count_of(name) - own[name]
             for name in self.failed
-            if name not in self._retried and name not in completed
+            if name not in completed and not (name in self._retried and is_minted(name.partition(RETRY_MARK)[0]))
         }
         return {name: number for name, number in tasks.items() if number > 0}
 
@@ -246,15 +250,18 @@ class QueueCount:
         """Completed tasks: those of completed entries, without the ones of a batch that failed; and those that were
         done in a batch which did not complete."""
         completed = self.completed_of_failed()
-        found = self._completed
+        tasks = self._completed
         for name in {*self.failed, *completed}:
             if part := batch_of(name):
-                found -= part[0] in completed and name not in completed
-                found += part[0] not in completed and name in completed and part[0] in self.failed
-        return found
+                tasks -= part[0] in completed and name not in completed
+                tasks += part[0] not in completed and name in completed and part[0] in self.failed
+        return tasks
 
     def completed_of_failed(self) -> set[str]:
         """The names in failed/, the batches of such, and the tasks of such batches, that are in completed/ too."""
+        listed = len(self.failed), len(self._completed_names)
+        if self._compared is not None and self._compared[0] == listed:
+            return self._compared[1]
         batches = [name for name in self.failed if is_batch(name)]
         names = {
             *self.failed,
@@ -262,7 +269,9 @@ class QueueCount:
             *(f"{entry}.{n}" for entry in batches for n in range(count_of(entry))),
         }
         hashes = {hash(name): name for name in names}
-        return {hashes[each] for each in self._completed_names if each in hashes}
+        both = {hashes[code] for code in self._completed_names if code in hashes}
+        self._compared = listed, both
+        return both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,9 +550,9 @@ class FailedReceipts:
         for start in range(0, len(chosen), RECEIPTS_AT_ONCE):
             if tally["failed"] > enough:
                 break
-            some = chosen[start : start + RECEIPTS_AT_ONCE]
-            self.read += len(some)
-            for name, verdict in self._read(storage, some, ended, cut=cut).items():
+            page = chosen[start : start + RECEIPTS_AT_ONCE]
+            self.read += len(page)
+            for name, verdict in self._read(storage, page, ended, cut=cut).items():
                 verdicts[name] = count.failed[name], ended(name), verdict
                 tally[verdict] += names[name]
         self.unread[count.keys.root] = unread = sum(names.values()) - sum(tally.values())
@@ -579,16 +588,16 @@ def _receipts_at(storage: Storage, keys: Mapping[str, Key]) -> dict[str, Receipt
 
     Raises: errors of the store.   Cost: 1 GET each, in bulk.
     """
-    found: dict[str, Receipt | LimpetError | None] = {}
+    receipts: dict[str, Receipt | LimpetError | None] = {}
     blobs = storage.store.get_many([*keys.values()])
     for name, key in keys.items():
         try:
-            found[name] = storage.decoded_receipt(key, blobs[key]).value
+            receipts[name] = storage.decoded_receipt(key, blobs[key]).value
         except Missing:
-            found[name] = None
+            receipts[name] = None
         except (Corrupt, Invalid, Unsupported) as error:
-            found[name] = error
-    return found
+            receipts[name] = error
+    return receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -635,6 +644,13 @@ class Inspection:
             paused = self._storage.paused()
         ended = self._receipts.count(self._storage, count)
         return Stats(**_figures(count, work, ended, now, paused=paused))
+
+    def pending(self) -> int:
+        """How many tasks have not ended.   Cost: 1 LIST per 1,000 objects in pending/."""
+        count = QueueCount("", self._keys)
+        for stat in self._store.list(self._keys.pending):
+            count.add("pending", stat)
+        return count.pending
 
     def _now(self) -> datetime:
         """The store's clock. Where a read-only key may not ask it: the newest time that was seen, else our clock."""

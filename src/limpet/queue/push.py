@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import accumulate
 
 from limpet import records
 from limpet.cell import Won
@@ -100,48 +100,58 @@ class Pusher:
 
         `id`, or the `name` of a durable task: the entries' names are derived from it, so that the same push made again
         finds them there or ended. `fresh`, `caller`: as in `push`.
-        Raises: OutcomeUnknown; Conflict if the id was used for another number of tasks, or other batches.
+        Raises: Conflict if the id was used for another number of tasks, or other batches. After the first entry is
+        there, every error is OutcomeUnknown, and says how far the push came (`pushed`, `rest`).
         Cost: 1 PUT an entry, with a name 2 HEADs more; with an id 1 PUT more, + 1 GET if it was used before.
         Crash: whole entries are there or not.
         """
         if not 1 <= batch <= BATCH_MAX:
             raise Invalid(f"batch must be between 1 and {BATCH_MAX}, not {batch}")
-        made: list[str] = []
-        packs = batched([*payloads], lambda payload: len(payload) + 1, size=ENTRY_BYTES_MAX // 2, count=batch)
+        packs = [*batched([*payloads], lambda payload: len(payload) + 1, size=ENTRY_BYTES_MAX // 2, count=batch)]
         if id is not None:
             name = derived("many", check_id(id))
-            packs = iter(whole := [*packs])
-            if whole:
-                self._agree(id, name, [*map(len, whole)])
-        elif name is not None:
-            packs = iter(whole := [*packs])
-            if len(whole) > PUSHED_ENTRIES_MAX:
-                raise Invalid(
-                    f"one push of a durable task makes at most {PUSHED_ENTRIES_MAX} entries, not {len(whole)}",
-                    hint="use a larger batch=, or push in parts",
-                )
-        while some := [*islice(packs, AT_ONCE)]:
-            names = [None if name is None else derived(name, len(made) + k) for k in range(len(some))]
-            entries = [
-                self._pack(payloads, trace, name=each, caller=caller)
-                for payloads, each in zip(some, names, strict=True)
-            ]
-            for put in entries:
-                self._storage.journal.pushed(put.key, put.data)
-            answers = self._store.put_many(entries)
-            for put in entries:
+            if packs:
+                self._agree(id, name, [*map(len, packs)])
+        elif name is not None and len(packs) > PUSHED_ENTRIES_MAX:
+            raise Invalid(
+                f"one push of a durable task makes at most {PUSHED_ENTRIES_MAX} entries, not {len(packs)}",
+                hint="use a larger batch=, or push in parts",
+            )
+        names = [None if name is None else derived(name, n) for n in range(len(packs))]
+        made: dict[int, str] = {}
+        try:
+            for first in range(0, len(packs), AT_ONCE):
+                group = {
+                    n: self._pack(packs[n], trace, name=names[n], caller=caller)
+                    for n in range(first, min(first + AT_ONCE, len(packs)))
+                }
+                self._put_group(group, made, used=name is not None and not fresh)
+        except LimpetError as error:
+            if not made:
+                raise
+            raise _half_way(error, packs, made, named=name is not None) from error
+        return [made[n] for n in range(len(packs))]
+
+    def _put_group(self, group: Mapping[int, Put], made: dict[int, str], *, used: bool) -> None:
+        """Put some entries, and note in `made` those that are there. `used`: their names may have ended before."""
+        for put in group.values():
+            self._storage.journal.pushed(put.key, put.data)
+        answers = self._store.put_many(group.values())
+        made |= {n: put.key.rsplit("/", 2)[1] for n, put in group.items() if isinstance(answers[put.key], str)}
+        try:
+            for n, put in group.items():
                 answer = answers[put.key]
                 created = True
                 if isinstance(answer, Conflict | OutcomeUnknown):
                     created = self._put_resolved(put.key, put.data, unclear=answer)
                 elif isinstance(answer, LimpetError):
                     created = self._put_resolved(put.key, put.data)
-                entry = put.key.rsplit("/", 2)[1]
-                made.append(entry)
-                if name is not None and created and not fresh and self._storage.ended(entry):
+                entry = made[n] = put.key.rsplit("/", 2)[1]
+                if used and created and self._storage.ended(entry):
                     self._storage.close(entry, batch=True)
-            self._storage.ring()
-        return made
+        finally:
+            if made:
+                self._storage.ring()
 
     def _agree(self, id_: str, name: str, counts: Sequence[int]) -> None:
         """Record the shape of a push that has an id, before its entries; the first record counts.
@@ -266,6 +276,25 @@ class Pusher:
         raise OutcomeUnknown(
             f"it is unknown whether the push to {key} happened ({unclear})", hint="push it again with the same id"
         )
+
+
+def _half_way(
+    error: LimpetError, packs: Sequence[Sequence[bytes]], made: Mapping[int, str], *, named: bool
+) -> OutcomeUnknown:
+    """The error of a push of many tasks of which those `made` are there, each by the place of its batch."""
+    firsts = [*accumulate(map(len, packs), initial=0)]
+    known = [n for n in range(len(packs)) if n in made]
+    unclear = "; of one batch it is unknown" if isinstance(error, OutcomeUnknown) else ""
+    done = sum(len(packs[n]) for n in known)
+    half = OutcomeUnknown(
+        f"{done} of {firsts[-1]} tasks were pushed{unclear}, then: {error}",
+        hint="make the same push again with the same id: it adds those that are not there"
+        if named
+        else "push those that are named in `rest` of the error; with an id=, the same push made again would add them",
+    )
+    half.pushed = [f"{made[n]}.{k}" for n in known for k in range(len(packs[n]))]
+    half.rest = [k for n in range(len(packs)) if n not in made for k in range(firsts[n], firsts[n + 1])]
+    return half
 
 
 def _pushed_by(data: bytes) -> str | None:

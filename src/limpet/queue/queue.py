@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -52,6 +52,7 @@ from limpet.queue.api import (
     Peeked,
     Policy,
     Pushed,
+    Queue,
     Result,
     Stats,
     TaskHandle,
@@ -59,15 +60,16 @@ from limpet.queue.api import (
 from limpet.queue.claim import EntryClaim, Slot, Slots
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, claimed, is_left_out, now_for, waits_left
-from limpet.queue.durable import WaitingStep, look_again_s, looks
+from limpet.queue.durable import WaitingStep, arguments_digest, look_again_s, looks
 from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, PushedStep, Storage, encoded_payload, is_of
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
+from limpet.queue.standstill import StandstillCheck
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime, in_thread, pause, ulid, ulid_ms
-from limpet.store.api import Stat, Store, Version
+from limpet.store.api import Stat, Store, Version, batched
 from limpet.store.sources import FileSource
 from limpet.tracing import OTEL, span
 
@@ -630,7 +632,8 @@ class BucketQueue(AsyncQueue):
         data = encoded_payload(payload, self._payload_type)
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
-            step = steps.push(self.name, self._store, partial(self._push_step, data, id, delay_s))
+            push = partial(self._push_step, data, id, delay_s)
+            step = steps.push(self.name, self._store, push, arguments_digest([payload, id], {}))
             return Pushed(self._handle(step.id or ""), step.created)
         pushed = self._push(data, id=id, delay_s=delay_s)
         return Pushed(self._handle(pushed.id), pushed.created)
@@ -655,14 +658,20 @@ class BucketQueue(AsyncQueue):
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
-        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
         steps = RUNNING.get()
         if steps is not None:
-            encoded = [*encoded]  # in a task the iterable may ask for steps itself
-        if steps is not None and steps.numbers_push(has_id=id is not None):
-            entries = steps.push(self.name, self._store, partial(self._push_steps, encoded, batch, id)).entries
-        else:
-            entries = self._push_many(encoded, batch=batch, id=id)
+            payloads = [*payloads]  # in a task the iterable may ask for steps itself
+        encoded: Iterable[bytes] = (encoded_payload(payload, self._payload_type) for payload in payloads)
+        try:
+            if steps is not None and steps.numbers_push(has_id=id is not None):
+                encoded = [*encoded]
+                push = partial(self._push_steps, encoded, batch, id)
+                entries = steps.push(self.name, self._store, push, arguments_digest([*payloads, id, batch], {})).entries
+            else:
+                entries = self._push_many(encoded, batch=batch, id=id)
+        except OutcomeUnknown as error:
+            error.pushed = [*map(self._handle, error.pushed)]
+            raise
         return [self._handle(f"{entry}.{n}") for entry in entries for n in range(count_of(entry))]
 
     def _push_many(self, encoded: Iterable[bytes], **about: Any) -> list[str]:
@@ -684,8 +693,8 @@ class BucketQueue(AsyncQueue):
         entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
-    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        return await in_order(self.push, payload, id=id, delay_s=delay_s)
+    def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Coroutine[Any, Any, Pushed]:
+        return in_order(self.push, payload, id=id, delay_s=delay_s)
 
     def _handle(self, id_: str) -> TaskHandle:
         handle = TaskHandle(id_)
@@ -771,9 +780,17 @@ class BucketQueue(AsyncQueue):
         return f"{pending} {scheduled} {self._store.change_token(keys.root)} {due}"
 
     def stats(self) -> Stats:
-        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, and 1 GET for each lease."""
+        """Cost: 1 LIST per 1,000 objects of the queue, 1 GET, 1 GET for each lease, and once 1 GET for each receipt in
+        failed/: only receipts tell failed tasks from cancelled ones."""
         self._drop_ended()
         return self.inspect.stats()
+
+    def standstill(self) -> list[str] | None:
+        """Cost: 1 LIST per 1,000 objects of the backlog; while all tasks are suspended 1 GET for each lease, and for
+        each signal or task that they wait for.
+        """
+        self._drop_ended()
+        return StandstillCheck(self._store, self._runtime).reasons(self.storage.keys)
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Cost: 1 or 2 LISTs + 1 GET an entry."""
@@ -906,6 +923,28 @@ class BucketQueue(AsyncQueue):
         encode = partial(encoded_payload, payload_type=self._payload_type)
         adopter = Adopter(self.storage, self._pusher.place, encode, source, in_place=in_place)
         return adopter.take_over(quiesced=quiesced)
+
+    def check_own(self) -> None:
+        """Check, before a worker starts, that these are not the files of another program.
+
+        A sweep would take those that have ended there for receipts, and delete them by their age.
+        Raises: Unsupported, if one is the first of its folder, and nothing was swept before.
+        Cost: 1 HEAD; before the first sweep 3 LISTs and up to 3 GETs more.
+        """
+        keys = self.storage.keys
+        try:
+            if self.storage.exists(keys.sweep):
+                return
+            firsts = [next(self._store.list(folder), None) for folder in (keys.pending, keys.completed, keys.failed)]
+            blobs = self._store.get_many([first.key for first in firsts if first is not None])
+        except LimpetError:
+            return  # a claim will fail too, and report it
+        for key, blob in blobs.items():
+            if not isinstance(blob, LimpetError) and records.is_foreign(blob.data):
+                raise Unsupported(
+                    f"{key} is a file of another program, in the folder of queue {self.name!r}",
+                    hint=f"stop that program, then `limpet queue adopt {self.name} --quiesced` takes its tasks over",
+                )
 
     def _worth_a_list(self) -> bool:
         """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
@@ -1160,31 +1199,68 @@ class BucketQueue(AsyncQueue):
         wanted = looks(seen.value, count_of(candidate.entry), modified=modified, now=now)
         if not wanted:
             return True
-        if any(self._is_there(candidate.entry, look, seen.version) for look in wanted):
+        if self._is_there(candidate.entry, wanted, seen.version):
             return True
         pace_s = look_again_s((now - modified).total_seconds())
         self.discovery.rests(candidate, at_s + pace_s, ring_s=at_s + LOOK_AGAIN_S)
         self._expect_s(at_s + pace_s)
         return False
 
-    def _is_there(self, entry: str, look: WaitingStep, version: Version) -> bool:
-        """Whether a task has what it waits for: the signal, or the end of all entries that its lease names.
+    def _is_there(self, entry: str, wanted: Sequence[WaitingStep], version: Version) -> bool:
+        """Whether one of the tasks of an entry has what it waits for.
+
+        Cost: 1 GET for a signal, for several 1 LIST and 1 GET for each that has come; mostly 1 HEAD for each task that
+        waits for others, 32 at once in a bucket.
+        """
+        signals = {
+            self.storage.keys.signal(entry, look.n, look.signal): look for look in wanted if look.signal is not None
+        }
+        if len(signals) > 1:
+            come = {stat.key for stat in self._store.list(self.storage.keys.signals_of(entry))}
+            signals = {key: look for key, look in signals.items() if key in come}
+        if any(self._has_come(entry, look) for look in signals.values()):
+            return True
+        others = [look for look in wanted if look.signal is None]
+        at_once = self._store.at_once if self._store.far else 1
+        for group in batched(others, lambda look: 1, size=at_once):
+            answers = self._runtime.fan_out(partial(self._have_ended_or_why, version=version), group, at_once=at_once)
+            for answer in answers:
+                if isinstance(answer, LimpetError):
+                    raise answer
+            if any(answers):
+                return True
+        return False
+
+    def _have_ended_or_why(self, look: WaitingStep, *, version: Version) -> bool | LimpetError:
+        try:
+            return self._have_ended(look, version=version)
+        except LimpetError as error:
+            return error
+
+    def _has_come(self, entry: str, look: WaitingStep) -> bool:
+        """Whether the signal that a task waits for is there.   Cost: 1 GET."""
+        assert look.signal is not None
+        try:
+            seen = self.storage.signal(entry, look.n, look.signal).read()
+        except (Corrupt, Unsupported):
+            return True  # the run of the task says so
+        return seen is not None and (look.life is None or is_of(seen.value.life, look.life))
+
+    def _have_ended(self, look: WaitingStep, *, version: Version) -> bool:
+        """Whether all entries have ended that the lease names for a task.
 
         What is gone is not looked for again on behalf of the same `version` of the lease. A later one may name an entry
-        again that was only delayed.
+        again that was only delayed.   Cost: mostly 1 HEAD.
         """
-        if look.signal is not None:
-            try:
-                seen = self.storage.signal(entry, look.n, look.signal).read()
-            except (Corrupt, Unsupported):
-                return True  # the run of the task says so
-            return seen is not None and (look.life is None or is_of(seen.value.life, look.life))
         for key in look.awaits:
             gone = f"{version} {key}"
             if gone in self._gone:
                 continue
-            if self.storage.exists(Key(key)):
-                return False
+            try:
+                if self.storage.exists(Key(key)):
+                    return False
+            except (OutcomeUnknown, Unavailable):
+                return False  # the next look asks again; other looks go on beside this one
             if len(self._gone) >= LEASES_MAX:
                 self._gone.clear()
             self._gone.add(gone)
@@ -1282,3 +1358,14 @@ class BucketQueue(AsyncQueue):
             return None
         claim = EntryClaim(self.storage, self.policy, self._decoder, self._renewer, holding, content, batch=batch)
         return claim if holding.token == 1 or claim.give_up_exhausted() else None
+
+
+def pending_in(queue: Queue) -> int:
+    """How many tasks of a queue have not ended: the `pending` of its `stats`.
+
+    Cost: 1 LIST per 1,000 objects that wait; on SQS that of `stats`.
+    """
+    if not isinstance(queue, BucketQueue):
+        return queue.stats().pending
+    queue._drop_ended()
+    return queue.inspect.pending()

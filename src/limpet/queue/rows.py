@@ -25,7 +25,6 @@ from limpet.keys import (
     batch_of,
     count_of,
     is_batch,
-    life_before,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
@@ -82,8 +81,7 @@ def task_rows(storage: Storage, objects_max: float = float("inf")) -> TaskRows:
     reader = _RowReader(storage, found, objects_max)
     for source in (reader.scheduled, reader.pending, reader.failed, reader.completed):
         rows |= {row.id: row for row in source()}
-    retried = {life_before(id_) for id_ in rows}
-    found.rows = {id_: row for id_, row in rows.items() if row.state != "failed" or id_ not in retried}
+    found.rows = rows
     return found
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from limpet import records
 from limpet.cell import Outcome, Versioned
-from limpet.errors import Corrupt, Invalid, LeaseLost, Unsupported
+from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
 from limpet.queue.api import Fail, Pushed, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
@@ -29,6 +29,7 @@ from limpet.queue.durable import (
     KnownStep,
     OtherStep,
     agreed,
+    arguments_digest,
     has_ended,
     is_other,
     left_before,
@@ -54,8 +55,9 @@ from limpet.queue.entry import (
     is_of,
     value_bytes,
 )
-from limpet.runtime import in_thread, pause, running_coroutine, system
+from limpet.runtime import Runtime, in_own_task, in_thread, in_whole_thread, pause, running_coroutine, system
 from limpet.store.api import Store
+from limpet.user_code import UserCall, one_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,6 +67,13 @@ GATHERED_BYTES_MAX = 512 * 1024
 SHORT_ERROR_CHARS = 40
 FOREVER_S = 10 * 366 * 86400.0
 UNREADABLE = "cannot be read; `limpet queue retry --from-scratch` runs the task without its recorded steps"
+ELSEWHERE = (
+    "a step is made by the handler's own {where}: the number of one that is made in another {where} depends on timing"
+)
+ELSEWHERE_HINT = (
+    "call limpet.step_async(f, x), or push_async, in the handler itself; what it returns may be awaited anywhere, "
+    "in asyncio.gather too"
+)
 PUSHED_BEFORE = (
     "it pushed a task before its first step: each attempt would push again. "
     "Declare the task with durable=True, or push after the first step"
@@ -90,8 +99,8 @@ class TaskSteps:
     _n: int
 
     __slots__ = (
-        *("_beside", "_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_task", "_unread"),
-        *("main", "suspended"),
+        *("_claim", "_log", "_mutex", "_n", "_next", "_pushed", "_queue", "_runtime", "_task", "_thread", "_unread"),
+        *("main", "suspended", "under_way"),
     )
 
     def __init__(self, queue: Queue, task: Task) -> None:
@@ -100,10 +109,12 @@ class TaskSteps:
         self._log: dict[int, Versioned[StepRecord]] | None = None
         self._next = 0
         self._pushed = False
-        self._beside: dict[Any, bool] = {}
-        """Coroutines beside the handler's own that have taken a number, and whether others did so beside them."""
+        self._runtime: Runtime = task.place[0].storage.runtime if isinstance(task, EntryTask) else system()
+        self._thread = self._runtime.thread()
         self.main: Any = None
-        """The coroutine of an async handler."""
+        """The task of asyncio that runs an async handler; of a plain handler's own loop the first one with a step."""
+        self.under_way: set[Any] = set()
+        """The tasks of asyncio in which steps run that have begun."""
         self.suspended: Suspend | None = None
         """How this run was suspended; no step follows it."""
 
@@ -120,7 +131,7 @@ class TaskSteps:
     def take(self) -> int:
         """The number of the next step.
 
-        Raises: Invalid inside of a step, or where its number would depend on timing; Fail for one too many;
+        Raises: Invalid inside of a step, and outside of the handler's own coroutine or thread; Fail for one too many;
         Unsupported; Suspend if the run was suspended before.
         """
         if self.suspended is not None:
@@ -131,33 +142,29 @@ class TaskSteps:
         if reserved is not None:
             _reserved.set(None)
             return reserved
+        self._check_own()
         if self._log is None:
             self._begin()
-        self._check_order()
-        with self._mutex:
-            number = self._next
-            if number >= STEPS_MAX:
-                raise Fail(f"a task has at most {STEPS_MAX} steps; push other tasks for the rest")
-            self._next += 1
+        number = self._next
+        if number >= STEPS_MAX:
+            raise Fail(f"a task has at most {STEPS_MAX} steps; push other tasks for the rest")
+        self._next += 1
         return number
 
-    def _check_order(self) -> None:
-        """Raises: Invalid for a second step in a coroutine that runs beside others with steps.
+    def _check_own(self) -> None:
+        """Raises: Invalid outside of the handler's own coroutine or thread.
 
-        Their first steps are numbered as the coroutines start, in the order in which they were made. What follows
-        would be numbered as it comes, in each attempt otherwise, and two steps of one name could swap their values.
+        There a step is numbered as it comes, in each attempt otherwise, and two of one name could swap their values.
         """
-        task = running_coroutine()
-        if task is None or task is self.main:
+        if self._runtime.thread() != self._thread:
+            raise Invalid(ELSEWHERE.format(where="thread"), hint=ELSEWHERE_HINT)
+        loop, coroutine = running_coroutine()
+        if loop is None:
             return
-        if task not in self._beside:
-            others = [each for each in self._beside if not each.done()]
-            self._beside |= dict.fromkeys([*others, task], bool(others))
-        elif self._beside[task]:
-            raise Invalid(
-                "a coroutine that runs beside others with steps may have one step: the order of more depends on timing",
-                hint="make them one step, or push a task for each, and gather these",
-            )
+        if self.main is None or self.main.get_loop() is not loop:
+            self.main = coroutine  # a plain handler runs a loop of its own
+        if coroutine is None or coroutine is not self.main:
+            raise Invalid(ELSEWHERE.format(where="coroutine"), hint=ELSEWHERE_HINT)
 
     def _begin(self) -> None:
         """The first step.   Raises: Unsupported where there are no steps; Fail after a push that was not numbered."""
@@ -197,11 +204,15 @@ class TaskSteps:
             except (Corrupt, Unsupported) as error:
                 raise Fail(f"step {number} {UNREADABLE}: {error}") from None
 
-    def recalled(self, number: int, kind: StepKind, name: str) -> Versioned[StepRecord] | None:
-        """The record of a step; None if there is none.   Raises: Fail if it is of another step; LeaseLost."""
-        if self._task.lost:
-            raise LeaseLost(f"task {self._task.id!r} is no longer ours")
-        match recall(self._steps(), number, kind, name):
+    def recalled(
+        self, number: int, kind: StepKind, name: str, sha256: str | None = None
+    ) -> Versioned[StepRecord] | None:
+        """The record of a step; None if there is none.   Raises: Fail if it is of another step; LeaseLost.
+
+        Cost: nothing once the steps were read; 1 GET if its lease was not renewed lately.
+        """
+        self._claim.check_held()
+        match recall(self._steps(), number, kind, name, sha256):
             case KnownStep(step):
                 return step
             case OtherStep(why):
@@ -209,19 +220,36 @@ class TaskSteps:
         return None
 
     def record(
-        self, number: int, kind: StepKind, name: str, value: bytes, *, began_at: datetime, wait_s: float = 0.0
+        self,
+        number: int,
+        kind: StepKind,
+        name: str,
+        value: bytes,
+        *,
+        began_at: datetime,
+        wait_s: float = 0.0,
+        sha256: str | None = None,
     ) -> Versioned[StepRecord]:
         """Record a step, unless another attempt did so first: then theirs counts.
 
-        Raises: Fail if theirs is of another step.   Cost: 1 PUT, + 1 GET if another attempt was first.
+        Raises: Fail if theirs is of another step; LeaseLost if the task may have ended meanwhile.
+        Cost: 1 PUT, + 1 GET if another attempt was first, or the lease was not renewed lately.
         """
-        step = self._agreed(number, kind, name, value, began_at=began_at, wait_s=wait_s)
-        if is_other(step.value, kind, name):
-            raise Fail(mismatch(number, step.value, kind, name))
+        step = self._agreed(number, kind, name, value, began_at=began_at, wait_s=wait_s, sha256=sha256)
+        if is_other(step.value, kind, name, sha256):
+            raise Fail(mismatch(number, step.value, kind, name, sha256))
         return step
 
     def _agreed(
-        self, number: int, kind: StepKind, name: str, value: bytes, *, began_at: datetime, wait_s: float = 0.0
+        self,
+        number: int,
+        kind: StepKind,
+        name: str,
+        value: bytes,
+        *,
+        began_at: datetime,
+        wait_s: float = 0.0,
+        sha256: str | None = None,
     ) -> Versioned[StepRecord]:
         claim = self._claim
         record = StepRecord(
@@ -233,16 +261,18 @@ class TaskSteps:
             at=self.wall(),
             value=msgspec.Raw(value),
             wait_s=wait_s,
+            sha256=sha256,
             life=claim.life(self._n),
         )
         cell = claim.storage.step(claim.entry, self._n, number)
         outcomes: list[Outcome[StepRecord]] = []
         claim.note_durable(self._n)
         try:
-            claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.confirm)))
+            claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.check_held)))
         except (Corrupt, Unsupported) as error:
             raise Fail(f"step {number} {UNREADABLE}: {error}") from None
         step = agreed(outcomes[-1])
+        claim.check_held()  # if the task has ended, its steps are gone, and this record was the first for nobody else
         assert self._log is not None
         self._log[number] = step
         return step
@@ -440,20 +470,23 @@ class TaskSteps:
             return False
         return True
 
-    def push(self, queue: str, store: Store, push: Callable[[str, bool, str], PushedStep]) -> PushedStep:
+    def push(self, queue: str, store: Store, push: Callable[[str, bool, str], PushedStep], sha256: str) -> PushedStep:
         """Push once: `push(name, fresh, caller)` gets the name, and whether no earlier attempt can have used it.
+
+        `sha256`: the digest of what is pushed.
 
         The `caller` is the queue that is to be woken when what was pushed ends; none for a queue in another store.
         Cost: that of the push, and 1 PUT.
         """
         number = self.take()
-        found = self.recalled(number, "push", queue)
+        found = self.recalled(number, "push", queue, sha256)
         if found is None:
             began_at = self.wall()
             name = pushed_name(self._claim.origin(self._n), number)
             caller = self._queue.name if store is self._claim.storage.store else ""
             pushed = push(name, not self._claim.may_have_begun, caller)
-            found = self.record(number, "push", queue, records.encode(pushed), began_at=began_at)
+            data = records.encode(pushed)
+            found = self.record(number, "push", queue, data, began_at=began_at, sha256=sha256)
         return _decoded(found.value.value, PushedStep, number)
 
 
@@ -484,16 +517,31 @@ def refuse_push(queue: Queue) -> None:
         )
 
 
-async def in_order(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """`call(...)`, which pushes, in a thread. In a durable task its number is taken now."""
+def in_order(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    """`call(...)`, which pushes, in a thread. In a durable task its number is taken now, before it is awaited."""
     steps = RUNNING.get()
     if steps is None or not steps.numbers_push(has_id=True):
-        return await in_thread(call, *args, **kwargs)
-    before = _reserved.set(steps.take())
+        return in_thread(call, *args, **kwargs)
+    return _begun(steps, _numbered(steps.take(), partial(call, *args, **kwargs)))
+
+
+async def _numbered(number: int, call: Callable[[], R]) -> R:
+    """`call()` in a thread; its push has that number."""
+    before = _reserved.set(number)
     try:
-        return await in_thread(call, *args, **kwargs)
+        return await in_whole_thread(call)
     finally:
         _reserved.reset(before)
+
+
+async def _begun(steps: TaskSteps, work: Coroutine[Any, Any, R]) -> R:
+    """What a step does in coroutines: if the task suspends itself meanwhile, this goes on until it is recorded.
+
+    If its coroutine is cancelled otherwise, so is `work`, and nothing is recorded; but what runs in a thread comes to
+    its end first.
+    """
+    value: R = await in_own_task(work, steps.under_way, goes_on=lambda: steps.suspended is not None)
+    return value
 
 
 # ---- values ----
@@ -591,7 +639,7 @@ def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -
         raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
 
 
-def _name_of(function: Any, name: str | None) -> str:
+def _name_of(function: Any, name: str | None, args: Sequence[Any]) -> str:
     if inspect.iscoroutine(function):
         function.close()  # or Python warns that it was never awaited
     if not callable(function):
@@ -599,11 +647,53 @@ def _name_of(function: Any, name: str | None) -> str:
             f"a step needs a function, not {_shown(function)}",
             hint="limpet.step(f, x) calls f(x): do not call it yourself",
         )
+    if name is not None and _leaves_name(function, args):
+        raise Invalid(
+            "`name` names the step, and the function has a parameter `name`, too",
+            hint="pass that one by its place, or limpet.step(functools.partial(f, name=...), name=...)",
+        )
     found = name if name is not None else getattr(function, "__qualname__", getattr(function, "__name__", ""))
     if not found or (name is None and "<lambda>" in found):
         what = "a lambda" if found else f"a {type(function).__name__}"
         raise Invalid(f"{what} has no name", hint='give the step one: limpet.step(f, name="...")')
     return _text(found, "the name of a step").rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
+
+
+def _leaves_name(function: Any, args: Sequence[Any]) -> bool:
+    """Whether the function has a parameter `name` that these arguments leave open."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):  # one of C's
+        return False
+    if isinstance(function, partial) and "name" in function.keywords:
+        return False
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    filled = [each.name for each in parameters if each.kind in by_place][: len(args)]
+    open_ = [each.name for each in parameters if each.kind in (by_place[1], inspect.Parameter.KEYWORD_ONLY)]
+    return "name" in open_ and "name" not in filled
+
+
+def _digest(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """The digest of the arguments of a call, those of a `functools.partial` too."""
+    while isinstance(function, partial):
+        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
+    return arguments_digest(args, kwargs)
+
+
+def _final(value: Any, function: Callable[..., Any], called: str) -> bytes:
+    """What a step's function has returned, as it is recorded.
+
+    Raises: Fail if that cannot be. The function has run, so another attempt would only run it again.
+    """
+    with UserCall() as call:
+        if inspect.iscoroutine(value):
+            value.close()
+            raise Invalid(f"what step {called!r} returned is a coroutine", hint="await limpet.step_async(...)")
+        data = value_bytes(value, f"what step {called!r} returned")
+        _typed(data, function, called)
+        return data
+    assert call.error is not None
+    raise Fail(one_line(call.error)) from call.error
 
 
 def _text(name: Any, what: str) -> str:
@@ -650,30 +740,28 @@ def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **k
     """Call `function` and record what it returns: a later attempt of this task does not call it again.
 
     All attempts get the same value, as the function's return type builds it from JSON. An exception records nothing
-    and ends the attempt as usual. `name` (default: the function's) tells this step from others when the code changes.
-    The function may run more than once if its worker dies before the record: `limpet.current_task().step_key` is an
-    idempotency key for its side effects. Outside of a task, the function is called and nothing is recorded.
-    Raises: Invalid for a result that is not JSON or over 256 KiB; Fail if another step was recorded under its number.
+    and ends the attempt as usual. `name` (default: the function's) and a digest of the arguments tell this step from
+    others when the code changes. The function may run more than once if its worker dies before the record:
+    `limpet.current_task().step_key` is an idempotency key for its side effects.
+    Outside of a task, the function is called and nothing is recorded; so it is in a thread that knows no task.
+    Raises: Fail for a result that is not JSON or over 256 KiB, or if another step was recorded under its number;
+    Invalid in another thread or coroutine than the handler's own; LeaseLost.
     Cost: 1 PUT; in a later claim 1 LIST and 1 GET for each recorded step, once.
     """
-    called = _name_of(function, name)
+    called = _name_of(function, name, args)
     if inspect.iscoroutinefunction(function):
         raise Invalid(f"{called} is a coroutine function", hint="await limpet.step_async(...)")
     steps = RUNNING.get()
     if steps is None:
         return function(*args, **kwargs)
-    number = steps.take()
-    found = steps.recalled(number, "step", called)
+    number, sha256 = steps.take(), _digest(function, args, kwargs)
+    found = steps.recalled(number, "step", called, sha256)
     if found is None:
         began_at = steps.wall()
         with _in_step(number):
             value = function(*args, **kwargs)
-        if inspect.iscoroutine(value):
-            value.close()
-            raise Invalid(f"what step {called!r} returned is a coroutine", hint="await limpet.step_async(...)")
-        data = value_bytes(value, f"what step {called!r} returned")
-        _typed(data, function, called)
-        found = steps.record(number, "step", called, data, began_at=began_at)
+        data = _final(value, function, called)
+        found = steps.record(number, "step", called, data, began_at=began_at, sha256=sha256)
     return typing.cast(R, _typed(found.value.value, function, called))
 
 
@@ -694,31 +782,40 @@ def step_async(
 ) -> Coroutine[Any, Any, Any]:
     """`step`, for coroutines: of a coroutine function, or of a plain one, which then runs in a thread.
 
-    Steps are numbered in the order of the calls of `step_async`, so several may be awaited at once.
+    Steps are numbered in the order of the calls of `step_async`, so several may be awaited at once. One that has begun
+    is recorded before the task is suspended. One whose coroutine is cancelled otherwise records nothing, and may have
+    had its effect; a plain function in its thread comes to its end first, and is recorded.
     """
-    called = _name_of(function, name)
+    called = _name_of(function, name, args)
     steps = RUNNING.get()
-    return _step_async(steps, steps.take() if steps is not None else 0, function, called, args, kwargs)
+    if steps is None:
+        return _called(function, args, kwargs, in_thread)
+    number, sha256 = steps.take(), _digest(function, args, kwargs)
+    return _begun(steps, _step_async(steps, number, sha256, function, called, args, kwargs))
 
 
 async def _step_async(
-    steps: TaskSteps | None, number: int, function: Callable[..., Any], called: str, args: Any, kwargs: Any
+    steps: TaskSteps, number: int, sha256: str, function: Callable[..., Any], called: str, args: Any, kwargs: Any
 ) -> Any:
-    found = None if steps is None else await in_thread(steps.recalled, number, "step", called)
+    found = await in_whole_thread(steps.recalled, number, "step", called, sha256)
     if found is None:
-        began_at = steps.wall() if steps is not None else None
+        if steps.suspended is not None:
+            raise steps.suspended  # it has not begun
+        began_at = steps.wall()
         with _in_step(number):
-            if inspect.iscoroutinefunction(function):
-                value = await function(*args, **kwargs)
-            else:
-                value = await in_thread(function, *args, **kwargs)
-                value = await value if inspect.isawaitable(value) else value
-        if steps is None or began_at is None:
-            return value
-        data = value_bytes(value, f"what step {called!r} returned")
-        _typed(data, function, called)
-        found = await in_thread(partial(steps.record, number, "step", called, data, began_at=began_at))
+            value = await _called(function, args, kwargs, in_whole_thread)
+        data = _final(value, function, called)
+        record = partial(steps.record, number, "step", called, data, began_at=began_at, sha256=sha256)
+        found = await in_whole_thread(record)
     return _typed(found.value.value, function, called)
+
+
+async def _called(function: Callable[..., Any], args: Any, kwargs: Any, in_thread: Callable[..., Any]) -> Any:
+    """A coroutine function, or a plain one in a thread, or anything that returns what is to be awaited."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    value = await in_thread(function, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
 
 
 def sleep(seconds: float) -> None:
@@ -735,11 +832,11 @@ def sleep(seconds: float) -> None:
         steps.sleep(steps.take(), wait_s)
 
 
-def sleep_async(seconds: float) -> Awaitable[None]:
+def sleep_async(seconds: float) -> Coroutine[Any, Any, None]:
     """`sleep`, for coroutines."""
     wait_s = _seconds(seconds, "a sleep")
     steps = RUNNING.get()
-    return pause(wait_s) if steps is None else in_thread(steps.sleep, steps.take(), wait_s)
+    return pause(wait_s) if steps is None else _waits(steps, partial(steps.sleep, steps.take(), wait_s))
 
 
 def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]:
@@ -758,14 +855,21 @@ def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = No
     return steps.gather(_two(steps, limit_s), handles, limit_s)
 
 
-def gather_async(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> Awaitable[list[Result]]:
+def gather_async(
+    tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None
+) -> Coroutine[Any, Any, list[Result]]:
     """`gather`, for coroutines."""
     handles = _handles(tasks)
     steps = RUNNING.get()
     limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
     if steps is None:
         return in_thread(_waited, handles, FOREVER_S if limit_s is None else limit_s)
-    return in_thread(steps.gather, _two(steps, limit_s), handles, limit_s)
+    return _waits(steps, partial(steps.gather, _two(steps, limit_s), handles, limit_s))
+
+
+def _waits(steps: TaskSteps, wait: Callable[[], R]) -> Coroutine[Any, Any, R]:
+    """A step that waits, in a thread."""
+    return _begun(steps, in_whole_thread(wait))
 
 
 def _two(steps: TaskSteps, timeout_s: float | None) -> list[int]:
@@ -791,11 +895,11 @@ def wait_signal(name: str, *, timeout_s: float | None = None, default: Any = Non
     return steps.wait_signal(_two(steps, limit_s), name, limit_s, default)
 
 
-def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Awaitable[Any]:
+def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Coroutine[Any, Any, Any]:
     """`wait_signal`, for coroutines."""
     steps = _needed()
     limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
-    return in_thread(steps.wait_signal, _two(steps, limit_s), name, limit_s, default)
+    return _waits(steps, partial(steps.wait_signal, _two(steps, limit_s), name, limit_s, default))
 
 
 def version(change: str) -> bool:

@@ -41,7 +41,7 @@ BUSY_S = 300.0
 PARTS_WITHIN_S = 3 * RETAIN_EVERY_S
 
 
-class Expiry:
+class Retention:
     """Decides which receipts, parts and shapes of a queue go by their age, and in which order. Pure.
 
     It is told of everything in failed/, parts/ and pushes/ first, then of what waits, then of completed/.
@@ -50,10 +50,12 @@ class Expiry:
     def __init__(self) -> None:
         self._there: set[str] = set()
         """Entries that wait, or have a young receipt, as far as something old is known to depend on them."""
+        self._kept: set[str] = set()
+        """Batches of which a task has a young receipt, or a retry that is there."""
         self._retries: dict[str, int] = {}
         """By the first name of a task: the highest number of a retry that is there."""
         self._receipts: dict[str, list[Key]] = {}
-        """Old receipts, by the name of the entry that they end."""
+        """Old receipts that do not go at once, by the name of the entry that they end."""
         self._inner: dict[str, list[tuple[str, Key]]] = {}
         """Old objects of entries that do not end them: parts, and receipts of single tasks of a batch. By entry: the
         name of the task, or of the entry, and the key."""
@@ -88,7 +90,7 @@ class Expiry:
         if number:
             self._retries[first] = max(number, self._retries.get(first, 0))
         if part is not None:
-            self._there.add(part[0])
+            self._kept.add(part[0])
         elif name in self._inner or name in self._receipts or name.rpartition("-")[0] in self._of_shapes:
             self._there.add(name)
 
@@ -97,7 +99,7 @@ class Expiry:
         if not is_old:
             self.note(name)
             return False
-        if name in self._inner or batch_of(name) or self._stays(name):
+        if name in self._inner or batch_of(name) or retry_of(name) or self._stays(name):
             self._add_receipt(name, key)
             return False
         return True
@@ -108,8 +110,9 @@ class Expiry:
         """
         gone = {entry for entry in self._inner if self._is_over(entry, is_there)}
         yield [key for entry in sorted(gone) for name, key in self._inner[entry] if not self._stays(name)]
-        last_first = sorted(self._receipts, key=lambda name: (retry_of(name) or (name, 0, ""))[1], reverse=True)
-        yield [key for name in last_first if not self._stays(name) for key in self._receipts[name]]
+        # What was retried goes before its retry: a failed task without one may be retried again.
+        in_order = sorted(self._receipts, key=lambda name: (retry_of(name) or (name, 0, ""))[1])
+        yield [key for name in in_order if not self._stays(name) for key in self._receipts[name]]
         there = {name.rpartition("-")[0] for name in self._there} if self._shapes else set[str]()
         yield [key for key, names in self._shapes.items() if there.isdisjoint(names)]
 
@@ -121,15 +124,14 @@ class Expiry:
             self._inner.setdefault(part[0], []).append((name, key))
 
     def _is_over(self, entry: str, is_there: Callable[[str], bool]) -> bool:
-        """Whether an entry has ended so long ago that what is left of it goes."""
-        if self._stays(entry):
-            return False
-        return entry in self._receipts or not is_there(entry)
+        """Whether an entry has ended so long ago that what is left of it goes, unless it depends on a retry."""
+        return entry not in self._there and (entry in self._receipts or not is_there(entry))
 
     def _stays(self, name: str) -> bool:
-        """Whether a task or an entry waits, has ended lately, or has a later retry that does or has."""
+        """Whether a task or an entry waits, has ended lately, or has a later retry that does or has, as one of its
+        tasks may have."""
         first, number, _ = retry_of(name) or (name, 0, "")
-        return name in self._there or self._retries.get(first, 0) > number
+        return name in self._there or name in self._kept or self._retries.get(first, 0) > number
 
 
 class Sweeper:
@@ -220,30 +222,32 @@ class Sweeper:
         if self._policy.kept_s is None:
             return 0
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
-        expiry = Expiry()
+        retention = Retention()
         for stat in self._store.list(self._keys.failed):
-            expiry.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)
+            retention.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)
         for stat in self._store.list(self._keys.parts):
             if stat.modified < before:
-                expiry.add_part(stat.key.rsplit("/", 2)[1], stat.key)
-        self._add_shapes(expiry, [stat.key for stat in self._store.list(self._keys.pushes) if stat.modified < before])
-        if expiry.asks:
+                retention.add_part(stat.key.rsplit("/", 2)[1], stat.key)
+        self._add_shapes(
+            retention, [stat.key for stat in self._store.list(self._keys.pushes) if stat.modified < before]
+        )
+        if retention.asks:
             for stat in self._store.list(self._keys.pending):  # before completed/: what ends meanwhile is seen there
                 entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
                 if kind in (TASK, BATCH):
-                    expiry.note(entry)
+                    retention.note(entry)
         gone = 0
         for chunk in _chunks(self._store.list(self._keys.completed)):
             receipts = ((name_of_receipt(stat.key), stat) for stat in chunk)
             over = [
                 stat.key
                 for name, stat in receipts
-                if expiry.add_completed(name, stat.key, is_old=stat.modified < before)
+                if retention.add_completed(name, stat.key, is_old=stat.modified < before)
             ]
             self._store.delete_many(over)
             gone += len(over)
         failures = False
-        for keys in expiry.over(self._is_there):
+        for keys in retention.over(self._is_there):
             self._store.delete_many(keys)
             gone += len(keys)
             failures = failures or any(key.startswith(f"{self._keys.failed}/") for key in keys)
@@ -255,7 +259,7 @@ class Sweeper:
         """Whether an entry waits or has ended. Its task is looked for first: it goes after its receipt is there."""
         return self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))) or self._storage.ended(entry)
 
-    def _add_shapes(self, expiry: Expiry, keys: list[Key]) -> None:
+    def _add_shapes(self, retention: Retention, keys: list[Key]) -> None:
         """The old shapes of pushes, with the names of their entries. One that cannot be read goes by its age."""
         for key, blob in self._store.get_many(keys).items() if keys else ():
             name, entries = name_of_receipt(key), 0
@@ -263,7 +267,7 @@ class Sweeper:
                 if isinstance(blob, LimpetError):
                     raise blob
                 entries = self._storage.shape(name).decode(blob).value.entries
-            expiry.add_shape(key, [derived(name, k) for k in range(min(entries, PUSHED_ENTRIES_MAX))])
+            retention.add_shape(key, [derived(name, k) for k in range(min(entries, PUSHED_ENTRIES_MAX))])
 
     def _drop_failed(self, before: datetime) -> int:
         """Failed receipts of tasks that also completed (H4)."""

@@ -287,8 +287,9 @@ class RpcPublishers:
     """Publishes through one of several compactors, any of which may. Thread-safe.
 
     It stays with the compactor that answered last, and begins with the next one after any failure. Within one call it
-    passes over compactors that were not reached, and no others: what those did is not known, so the caller decides.
-    The leader sends the same batch again, and each compactor answers for the head, so it never counts twice.
+    passes over compactors that were not reached or reject us (another secret, another fleet), and no others: what those
+    did is not known, so the caller decides. The leader sends the same batch again, and each compactor answers for the
+    head, so it never counts twice.
     """
 
     def __init__(self, publishers: Sequence[RpcPublisher], runtime: Runtime) -> None:
@@ -303,12 +304,13 @@ class RpcPublishers:
 
     def __call__(self, paths: Sequence[str], token: int) -> Publication:
         """Publish, as `RpcPublisher` does.   Raises: its errors; Unreachable if no compactor was reached."""
-        first, many, unreached = self._first, len(self._publishers), []
+        first, many = self._first, len(self._publishers)
+        passed: list[Unreachable | Denied] = []
         for number in ((first + step) % many for step in range(many)):
             try:
                 published = self._publishers[number](paths, token)
-            except Unreachable as error:
-                unreached.append(error)
+            except (Unreachable, Denied) as error:
+                passed.append(error)
             except (PublicationRefused, Invalid):  # definite, whichever compactor says so
                 self._first = number
                 raise
@@ -318,24 +320,27 @@ class RpcPublishers:
             else:
                 self._first = number
                 return published
-        raise Unreachable("; ".join(map(str, unreached)), hint=unreached[0].hint)
+        for rejection in passed:
+            if isinstance(rejection, Denied):
+                raise rejection
+        raise Unreachable("; ".join(map(str, passed)), hint=passed[0].hint)
 
     def check(self) -> str:
         """Check all compactors at once. Returns the problems, or "".
 
-        Raises: Denied if some reject our secret, and none accepts it.   Cost: one request to each.
+        Raises: Denied if some reject our secret or our fleet, and none accepts them.   Cost: one request to each.
         """
 
         def problem(publisher: RpcPublisher) -> str | Denied:
             try:
                 return publisher.check()
-            except Denied as denied:
-                return denied
+            except Denied as rejection:
+                return rejection
 
         problems = self._runtime.fan_out(problem, self._publishers, at_once=len(self._publishers))
-        denied = next((each for each in problems if isinstance(each, Denied)), None)
-        if denied is not None and "" not in problems:
-            raise denied
+        for rejection in problems:
+            if not isinstance(rejection, str) and "" not in problems:
+                raise rejection
         return "; ".join(str(each) for each in problems if each)
 
     def close(self) -> None:

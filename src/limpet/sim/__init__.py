@@ -8,8 +8,8 @@
 
 A scenario is one file: its actors, a model of what they did and were shown, and the invariants (`kernel`, which also
 has the check for linearizability, `directory`, which also has the file system of a machine that may lose power,
-`queue`, `durable`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by name, runs many seeds,
-removes faults that a failure does not need, and prints a trace.
+`queue`, `durable`, `lives`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by name, runs
+many seeds, removes faults that a failure does not need, and prints a trace.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ SCENARIOS: dict[str, Scenario] = {
     "queue_far": partial(_run, "limpet.sim.queue", "FarQueueActors"),
     "durable": partial(_run, "limpet.sim.durable", "DurableActors"),
     "backup": partial(_run, "limpet.sim.backup", "BackupActors"),
+    "lives": partial(_run, "limpet.sim.lives", "LivesActors"),
     "supervisor": partial(_run, "limpet.sim.supervisor", "SupervisorActors"),
     "index": partial(_run, "limpet.sim.index", "IndexActors"),
     "index_far": partial(_run, "limpet.sim.index", "FarIndexActors"),

@@ -6,8 +6,9 @@ checked on what every attempt saw, on the functions that ran, and on every mutat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -15,15 +16,16 @@ from typing import Any
 
 import msgspec
 
-from limpet.errors import Conflict, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet import records
+from limpet.errors import Conflict, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.keys import RETRY_MARK, QueueKeys, batch_of, entry_of, is_batch, parts_of_scheduled, parts_of_step
 from limpet.lease import State
-from limpet.queue import BucketQueue, Fail, Policy, Result, Task
+from limpet.queue import BucketQueue, Fail, Policy, Result, Task, decide
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of, lists_done
 from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather, sleep, step, version, wait_signal
-from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Turns, steps
+from limpet.sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
 from limpet.sim.bucket import Bucket, SimStore
 from limpet.sim.world import SimProcess, SimRuntime, Violation, World
 
@@ -38,6 +40,8 @@ QUIET_S = 700.0
 """After this time no duplicate of a request is in flight, and what is left of a crash is old enough for a sweep."""
 SLEEP_S = 15.0
 SIGNAL_S = 40.0
+FULL_BYTES, FULL_RECORD_BYTES = 250, 1_560
+"""The room for suspensions, for errors, and for a lease as a whole, where leases are at their limit."""
 NAP_S = 4_000.0
 SET_BACK_S = 3_600.0
 """How far the store's clock is set back during a sleep of `NAP_S`."""
@@ -45,6 +49,11 @@ LATE_S = 300.0
 """How long that task may take otherwise: the worker looks every half a minute."""
 DELAY_S = 2_000.0
 """How long users delay durable tasks, at most: some still wait when what was sent to them is old enough for a sweep."""
+
+OTHER = " is recorded as step "
+"""What a task is told whose steps were made by another version of its program."""
+DOZE_S = 400.0
+"""How long a process sleeps inside of a step, at most: its task may have ended by then."""
 
 STEPS = steps("completed: put", "lease: create free take takeover", "steps: delete list put read", "task: delete put")
 """The steps of the protocol at which a process may be struck."""
@@ -131,10 +140,27 @@ class DurableActors(Actors):
         """Whether a task sleeps for more than an hour at the end, while the store's clock is set back."""
         self.bad_batches = chance(68) < 0.5
         """Whether the tasks of a batch fail, each for itself, and are retried."""
+        self.dozes = chance(74) < 0.12
+        """Whether a process sleeps inside of steps until others, which have more turns, may have ended its tasks.
+        Nothing kills it meanwhile."""
+        if self.dozes:
+            self.turns_left = dict.fromkeys(self.turns_left, 4 * TURNS)
+        self.beside = chance(75) < 0.15
+        """Whether durable tasks ask for steps in threads beside their own, after a wait."""
+        self.reordered = plan.mixed_versions and chance(71) < 0.5
+        """Whether the later version of the program makes the same steps in another order."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
+    @staticmethod
+    def tuning(world: World, plan: RunPlan) -> Settings:
+        """In some seeds leases are at their size limit: a batch has less room than its tasks wait for."""
+        if world.chance(70) >= 0.25:
+            return {}
+        shares = {(decide, name): FULL_BYTES for name in ("SUSPENSIONS_BYTES_MAX", "ERRORS_BYTES_MAX")}
+        return {**shares, (records, "RECORD_BYTES_MAX"): FULL_RECORD_BYTES}
+
     def act(self) -> None:
-        self.play(Nemesis(self, STEPS).run, until_s=RUN_S)
+        self.play((lambda: None) if self.dozes else Nemesis(self, STEPS).run, until_s=RUN_S)
         self.stop_faults()
         newcomer = DurableActor(self, self.world.start("newcomer"))
         self.alone(newcomer, newcomer.finish_everything, within_s=HEAL_S)
@@ -157,6 +183,7 @@ class DurableActor(Actor):
         super().__init__(runtime, store)
         self.actors = actors
         self.model = actors.model
+        self.naps = 0
         self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
         plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
         self.parts = BucketQueue(store, PART, runtime, policy=plain)
@@ -257,7 +284,7 @@ class DurableActor(Actor):
             task.suspend(error.wait_s, error.suspension)
         except Fail as error:
             run.ended = "failed"
-            if "it is to fail" not in str(error):
+            if "it is to fail" not in str(error) and not (self.actors.reordered and OTHER in str(error)):
                 raise Violation(f"{task.id} failed: {error}") from None
             task.fail(str(error))
         except LimpetError as error:
@@ -269,17 +296,64 @@ class DurableActor(Actor):
         finally:
             RUNNING.reset(token)
 
-    def note_step(self, run: FlowRun, number: int, slow: float) -> str:
-        """The function of a step."""
-        self.model.calls.append(StepCall(self.world.now_s, run, number))
-        self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
-        return self.new_value()
+    def noted(self, run: FlowRun) -> Callable[[int, float], str]:
+        """The function of a step of that run."""
+
+        def note_step(number: int, slow: float) -> str:
+            self.model.calls.append(StepCall(self.world.now_s, run, number))
+            self.doze()
+            self.runtime.sleep(slow * slow * 0.7 * self.actors.plan.ttl_s)
+            return self.new_value()
+
+        return note_step
+
+    def doze(self) -> None:
+        """Stop the process now and then, as SIGSTOP does: longer than its lease lasts."""
+        self.naps += 1
+        chance = partial(self.world.chance, 72, self.process.index, self.naps)
+        sleeps = self.actors.dozes and self.process.name.startswith("p0") and chance(0) < 0.5
+        if sleeps and self.world.strike(f"{self.process.name}/nap{self.naps}", "pause"):
+            self.process.paused_until_s = self.world.now_s + DOZE_S * (0.2 + 0.8 * chance(1))
+
+    def ask_beside(self, run: FlowRun) -> None:
+        """Two steps that threads beside the handler's ask for, each after a wait; where that is refused, none."""
+        values: dict[int, str] = {}
+        errors: list[Exception] = []
+
+        def ask(place: int) -> None:
+            self.runtime.sleep(self.world.chance(73, self.process.index, self.draws, place) * 2)
+            try:
+                values[place] = step(self.new_value, name="beside")
+            except Invalid:
+                pass
+            except (LimpetError, Fail) as error:
+                errors.append(error)
+
+        threads = [self.runtime.spawn(partial(copy_context().run, ask, n), name=f"beside-{n}") for n in (0, 1)]
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        for place, value in values.items():
+            self.model.saw(run, 20 + place, value)
+
+    def charge(self, run: FlowRun) -> None:
+        """Steps of one name, each for somebody else; the later version of the program makes them in another order."""
+        for name in ("bob", "ann") if self.process.newer else ("ann", "bob"):
+            charged = step(lambda of: f"{of} {self.new_value()}", name, name="charge")
+            if not charged.startswith(name):
+                raise Violation(f"{run.who} charged {name} in {run.id}, and got {charged!r}")
+            self.model.saw(run, 10 + (name == "bob"), charged)
 
     def flow(self, task: Any, run: FlowRun) -> dict[str, Any]:
         """The program of a durable task: the same whenever it runs. The numbers are those of its steps."""
         what, slow = task.payload["what"], float(task.payload["slow"])
-        first = step(self.note_step, run, 0, slow, name="first")
+        first = step(self.noted(run), 0, slow, name="first")
         self.model.saw(run, 0, first)
+        if self.actors.reordered:
+            self.charge(run)
+        if self.actors.beside:
+            self.ask_beside(run)
         kinds = [CHILD_KINDS[int(self.world.chance(63, ord(char)) * len(CHILD_KINDS))] for char in task.payload["by"]]
         of = first_life(run.id)
         about = {"slow": slow, "first": first}
@@ -306,7 +380,7 @@ class DurableActor(Actor):
             self.model.saw(run, 6, wait_signal("go", timeout_s=SIGNAL_S * slow, default="none came"))
             if run.attempt == 1:
                 raise Unavailable("it fails in its first attempt, after the wait")
-        last = step(self.note_step, run, 99, slow / 2, name="last")
+        last = step(self.noted(run), 99, slow / 2, name="last")
         self.model.saw(run, 99, last)
         if what == "fail" and RETRY_MARK not in run.id:
             raise Fail("it is to fail")
@@ -421,7 +495,7 @@ def _steps_are_written_once(bucket: Bucket) -> None:
 
 
 def _steps_go_after_the_receipt(bucket: Bucket) -> None:
-    """A step is removed when its task has ended; that of a failed one, when it is retried or cancelled."""
+    """A step is removed when its task has ended; that of a failed or cancelled one, when it is retried."""
     receipts: dict[str, Receipt] = {}
     present: dict[str, float] = {}
     for applied in bucket.changes(f"{FLOWS.root}/"):
@@ -441,9 +515,9 @@ def _steps_go_after_the_receipt(bucket: Bucket) -> None:
         whole = receipts.get(FLOWS.completed_of(entry))
         done = FLOWS.completed_of(name) in receipts or (whole is not None and lists_done(whole, part[1]))
         cancelled = receipts.get(FLOWS.failed_of(entry))
-        over = done or (cancelled is not None and cancelled.state == "cancelled")
-        ended = over or (failed is not None and failed.state != "failed")
-        if failed is not None and failed.state == "failed" and not done:
+        over = done or (is_batch(entry) and cancelled is not None and cancelled.state == "cancelled")
+        ended = over or (failed is not None and failed.state == "retried")
+        if failed is not None and failed.state in ("failed", "cancelled") and not done:
             raise Violation(f"{applied.who} deleted {applied.key}, which a retry of the failed task needs")
         if not ended and (FLOWS.tasks(entry, batch=is_batch(entry)) in bucket.objects or old_s < 60.0):
             raise Violation(f"{applied.who} deleted {applied.key}, whose task no receipt ends")
@@ -470,7 +544,7 @@ def _no_steps_are_left(bucket: Bucket) -> None:
         name = f"{part[0]}.{part[1]}" if is_batch(part[0]) else part[0]
         blob = bucket.objects.get(FLOWS.failed_of(name))
         receipt = msgspec.json.decode(blob.data, type=Receipt) if blob else None
-        if receipt is None or receipt.state != "failed":
+        if receipt is None or receipt.state not in ("failed", "cancelled"):
             raise Violation(f"{key} is left behind: its task has ended")
 
 
@@ -500,8 +574,8 @@ def _recorded_steps_do_not_run_again(bucket: Bucket, model: DurableModel) -> Non
         claims.setdefault((applied.entry, record.token), applied.at_s)
     recorded: dict[tuple[str, str], float] = {}
     for applied in bucket.changes(f"{FLOWS.steps}/"):
-        if applied.data is not None and b'"kind":"step"' in applied.data:
-            name = "first" if b'"name":"first"' in applied.data else "last"
+        if applied.data is not None and (names := [name for name in ("first", "last") if _names(applied.data, name)]):
+            [name] = names
             entry, leaf = applied.key.rsplit("/", 2)[1:]
             recorded.setdefault((f"{entry}/{leaf.split('.')[0]}", name), applied.at_s)
     for call in model.calls:
@@ -531,6 +605,10 @@ def _sleeps_last_as_long_as_they_should(bucket: Bucket, plan: RunPlan, model: Du
             raise Violation(
                 f"{run.who} suspended {run.id} in a sleep of {wait_s:g} s, {run.at_s - recorded_s:.0f} s old"
             )
+
+
+def _names(record: bytes, name: str) -> bool:
+    return b'"kind":"step"' in record and f'"name":"{name}"'.encode() in record
 
 
 def _signals_are_seen(bucket: Bucket, model: DurableModel) -> None:

@@ -43,6 +43,8 @@ HOLD_S = 8.0
 LULL_S = 20.0
 LULL_POLLS = 4
 """In units of `poll_s`: after this time an idle worker must have started a pushed task."""
+FAR_PART = 0.15
+"""In so many seeds of a queue that is near it is far away, tasks are short, and their leases slow to create."""
 DEAF_S = 6.0
 """For how long an idle worker's listings fail after a ring."""
 BACKOFF_S = 8.0
@@ -87,6 +89,8 @@ class QueueActors(Actors):
         """How many threads of a process run the tasks of a claim."""
         self.ids = 1 + int(chance(54) * 3)
         self.named = 0.16 if chance(55) < 0.7 else 0.4
+        if chance(119) < FAR_PART:
+            self.far = self.hurried = True
         self.deaf = chance(70) < 0.4
         """Whether the listings of an idle worker fail while a bell rings."""
 
@@ -363,7 +367,8 @@ class FarQueueActor(QueueActor):
             worker.hand_back()
 
     def handled(self, payload: Any) -> dict[str, str]:
-        """The handler of the worker."""
+        """The handler of the worker. That of a dead process notes nothing: the worker keeps what it raises."""
+        self.world.check_alive(self.process)
         task = current_task()
         assert task is not None
         part = batch_of(task.id)

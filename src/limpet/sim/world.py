@@ -397,6 +397,8 @@ class SimRuntime:
         """A latch on virtual time."""
         return SimFlag(self)
 
+    thread = staticmethod(getcurrent)
+
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock between the tasks of this process."""
         return SimMutex(self)

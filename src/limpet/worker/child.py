@@ -33,14 +33,17 @@ from limpet.app.presence import PresenceWriter
 from limpet.app.tasks import TaskFunction
 from limpet.errors import Held, Invalid, LimpetError
 from limpet.queue import BucketQueue
+from limpet.queue.queue import pending_in
 from limpet.runtime import Flag, Runtime, system
 from limpet.store import MeteredStore, ScopedStore
+from limpet.user_code import UserCall, one_line
 from limpet.worker.protocol import (
     STOP_SIGNALS,
     Backlog,
     ControlPipe,
     EventKind,
     LogLine,
+    ProcessPresence,
     SignalPipe,
     StartRefused,
     StoreRequests,
@@ -48,10 +51,9 @@ from limpet.worker.protocol import (
     WorkerEnded,
     WorkerEvent,
     WorkerOrder,
-    WorkerPresent,
     encode_line,
 )
-from limpet.worker.runner import Job, UserCall, current_task, one_line
+from limpet.worker.runner import Job, current_task
 from limpet.worker.worker import Worker
 
 TICK_S = 0.25
@@ -102,6 +104,9 @@ class ChildProcess:
         try:
             with self._ending_at_once():
                 jobs = jobs_of(order)
+                for job in jobs:
+                    if isinstance(job.queue, BucketQueue):
+                        job.queue.check_own()
                 presence = self._presence(order, jobs) if is_presence_wanted() else None
         except LimpetError as error:
             self._send(StartRefused(kind=type(error).__name__, message=str(error), hint=error.hint))
@@ -193,7 +198,7 @@ class ChildProcess:
             queues=names,
             threads=order.threads,
             on_refused=refused,
-            on_written=lambda: self._send(WorkerPresent(owner=self._runtime.owner)),
+            on_written=lambda: self._send(ProcessPresence(owner=self._runtime.owner)),
             reaped=order.reaped,
         )
 
@@ -277,7 +282,7 @@ class ChildProcess:
             began_s = self._runtime.elapsed_s()
             ended = self._sent.ended
             try:
-                pending = sum(job.queue.stats().pending for job in jobs)
+                pending = sum(pending_in(job.queue) for job in jobs)
             except LimpetError:  # then no remaining time is shown; if it is serious, the worker will report it
                 return
             self._send(Backlog(pending=pending))

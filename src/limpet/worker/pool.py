@@ -27,13 +27,13 @@ from limpet.worker.protocol import (
     EventKind,
     Message,
     PipeReader,
+    ProcessPresence,
     SignalPipe,
     StartRefused,
     TaskCounts,
     WorkerEnded,
     WorkerEvent,
     WorkerOrder,
-    WorkerPresent,
     decode_message,
     encode_line,
 )
@@ -61,7 +61,7 @@ class _PoolProcess:
     counts: TaskCounts = field(default_factory=TaskCounts)
     ended: WorkerEnded | None = None
     refused: StartRefused | None = None
-    present: WorkerPresent | None = None
+    present: ProcessPresence | None = None
     kill_at_s: float = NEVER_S
 
     def tell(self, line: bytes) -> None:
@@ -227,7 +227,7 @@ class ProcessPool:
                 child.counts = message
             case StartRefused():
                 child.refused = message
-            case WorkerPresent():
+            case ProcessPresence():
                 child.present = message
             case WorkerEnded():
                 child.ended = message

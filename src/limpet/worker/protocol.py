@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -128,7 +128,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog", tag_fiel
     pending: int
 
 
-class WorkerPresent(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_field="what"):
+class ProcessPresence(msgspec.Struct, frozen=True, kw_only=True, tag="present", tag_field="what"):
     """The process has written its presence object, under the name of its owner."""
 
     owner: str
@@ -162,7 +162,7 @@ class WorkerEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_fi
     trouble: str = ""
 
 
-Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded | WorkerPresent
+Message = WorkerEvent | TaskCounts | StartRefused | Backlog | LogLine | StoreRequests | WorkerEnded | ProcessPresence
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
@@ -269,6 +269,34 @@ class SignalPipe:
                 pipe._closed = True
                 os.close(pipe.fd)
                 os.close(pipe._write_fd)
+
+
+class InterruptWatch:
+    """Notes whether a SIGINT comes while the block runs, as Python's own handler of it makes a KeyboardInterrupt.
+
+    Only the main thread ever gets one: in another thread the block notes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before: Any = None
+
+    def __enter__(self) -> InterruptWatch:
+        before = self._before = signal.getsignal(signal.SIGINT)
+        try:
+            if callable(before):
+                signal.signal(signal.SIGINT, self._note)
+        except ValueError:  # not the main thread
+            self._before = None
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        self._before(number, frame)
 
 
 def _do_nothing(number: int, _: FrameType | None) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from inspect import isawaitable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from limpet import records
@@ -21,11 +20,12 @@ from limpet.cell import Fence
 from limpet.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.events import EventSink, task_run
 from limpet.queue.api import Claim, Fail, Queue, Retry, Task
-from limpet.queue.claim import EntryTask, apply_error
+from limpet.queue.claim import EntryClaim, EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.runtime import Flag, Runtime
 from limpet.tracing import OTEL, TaskSpan, span
-from limpet.worker.protocol import ROUTINE, EventKind, TaskCounts, WorkerEvent
+from limpet.user_code import CallResult, UserCall, ended_async, one_line, text_of
+from limpet.worker.protocol import ROUTINE, EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.schedule import Cron
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ RATE_OVER_S = 10.0
 RATE_BURST_S = 0.1
 CANCEL_CHECK_S = 0.2
 TRACE_BYTES_MAX = 8 * 1024
-LINE_CHARS_MAX = 500
+WIND_UP_S = 30.0
+"""For so long what a run has left in its event loop may take to end."""
+WIND_UPS_MAX = 100
+STUBBORN = "of its coroutines ignored that they were cancelled; they stay where they are"
+INTERRUPTED = "a signal has interrupted the handler"
 UNSTORABLE = "the handler returned, but its result cannot be stored"
 OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
 
@@ -279,67 +283,105 @@ def as_current(task: RunningTask) -> Iterator[None]:
 # ---- calling a handler ----
 
 
-class UserCall:
-    """A block that calls a user's code, and the error that came out of it: any error at all may.
-
-    `Exception`, KeyboardInterrupt, SystemExit, `Suspend` and groups of them stop here; what ends a thread from outside
-    passes.
-    """
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> UserCall:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
-        self.error = error
-        return isinstance(error, (Exception, KeyboardInterrupt, SystemExit, Suspend, BaseExceptionGroup))
-
-
 class EventLoop:
     """The event loop of one thread, created for the first coroutine and kept: what a handler binds to it stays valid.
 
-    asyncio is imported only where there is something to await.
+    Its tasks end with the run that made them. asyncio is imported only where there is something to await.
     """
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
+        self.abandoned = 0
+        """How many coroutines of the last run went on although they were cancelled. Their loop does not run again."""
 
     def run(self, work: Awaitable[Any], over: Callable[[], Exception | None]) -> Any:
         """Return or raise what `work` does. Once `over` returns an error, cancel `work` and raise that error instead.
 
         Work that catches the cancellation and returns has returned. Work that ignores it cannot be ended.
+        Steps that have begun come to their end before a suspension; all else that is left in the loop is cancelled,
+        and has ended when this returns.
         """
         import asyncio
 
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(_watched(work, over), context=copy_context())
+        with UserCall() as call:  # a coroutine beside may end the loop by a SystemExit
+            end = self._runner.run(_watched(work, over), context=copy_context())
+        self._wind_up(self._runner)
+        if call.error is not None:
+            raise call.error
+        return end.get()
+
+    def _wind_up(self, runner: asyncio.Runner) -> None:
+        """End all that is left in the loop, whatever it raises; what cannot be ended stays behind with the loop."""
+        from asyncio import all_tasks
+
+        loop = runner.get_loop()
+        for _ in range(WIND_UPS_MAX):
+            if not all_tasks(loop):
+                break
+            with UserCall() as call:
+                runner.run(_cancel_others())
+            if call.error is None:
+                break
+        self.abandoned = len(all_tasks(loop))
+        if self.abandoned:
+            self._runner = None
+            loop.close()
 
     def close(self) -> None:
-        """Close the loop. Coroutines that a handler left running in it are cancelled."""
+        """Close the loop."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
 
 
-async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> Any:
+async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> CallResult:
     import asyncio
 
-    task = asyncio.ensure_future(work)
-    if (steps := RUNNING.get()) is not None:
-        steps.main = task
+    steps = RUNNING.get()
+    main = asyncio.ensure_future(ended_async(work))
+    if steps is not None:
+        steps.main = main
+    reason = await _all_done({main}, over)
+    end = CallResult(None, asyncio.CancelledError()) if main.cancelled() else main.result()
+    if reason is not None:
+        return CallResult(None, reason) if isinstance(end.error, asyncio.CancelledError) else end
+    if steps is not None and steps.suspended is not None:
+        reason = await _all_done(steps.under_way, over)
+    return end if reason is None else CallResult(None, reason)
+
+
+async def _all_done(tasks: Collection[asyncio.Task[Any]], over: Callable[[], Exception | None]) -> Exception | None:
+    """Wait until these tasks are done. Once `over` returns an error, cancel them; that error."""
+    import asyncio
+
     reason: Exception | None = None
-    while not task.done():
-        await asyncio.wait({task}, timeout=CANCEL_CHECK_S)
-        if reason is None and not task.done():
+    while left := {task for task in tasks if not task.done()}:
+        await asyncio.wait(left, timeout=CANCEL_CHECK_S)
+        if reason is None and not all(task.done() for task in left):
             reason = over()
             if reason is not None:
-                task.cancel()
-    if task.cancelled():
-        raise reason or Retry("it was cancelled")
-    return task.result()
+                for task in left:
+                    task.cancel()
+    return reason
+
+
+async def _cancel_others() -> None:
+    """Cancel all other tasks of the loop, each once, and wait until they are done, for `WIND_UP_S` at most."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + WIND_UP_S
+    cancelled: set[asyncio.Task[Any]] = set()
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left - cancelled:
+            task.cancel()
+        cancelled |= left
+        wait_s = until_s - loop.time()
+        if wait_s <= 0:
+            return
+        await asyncio.wait(left, timeout=wait_s)
 
 
 def has_running_loop() -> bool:
@@ -361,8 +403,8 @@ class TaskVerdict:
     """What is done with a task whose handler raised.
 
     retry: another attempt, after `after_s`, or after the queue's back-off. fail: no further attempt. lost: the handler
-    stopped because its claim has ended; another worker has the task. halt: the handler asked the process to end; the
-    task goes back with its attempt restored.
+    stopped because its claim has ended; another worker has the task. halt: a signal has interrupted the handler, and
+    the worker ends; the task goes back with its attempt restored.
     """
 
     kind: Literal["retry", "fail", "lost", "halt"]
@@ -371,17 +413,21 @@ class TaskVerdict:
     trace: str | None = None
 
 
-def classify(error: BaseException, *, lost: bool) -> TaskVerdict:
-    """The verdict on a task whose handler raised `error`. `lost`: its claim has ended."""
+def classify(error: BaseException, *, lost: bool, interrupted: bool = False) -> TaskVerdict:
+    """The verdict on a task whose handler raised `error`. `lost`: its claim has ended.
+
+    `interrupted`: this thread got a signal, which is where a KeyboardInterrupt comes from; a handler may also raise one
+    by itself, and that is an error like any other.
+    """
     match error:
-        case KeyboardInterrupt():
-            return TaskVerdict("halt", f"the handler raised {type(error).__name__}")
+        case KeyboardInterrupt() if interrupted:
+            return TaskVerdict("halt", INTERRUPTED)
         case LeaseLost() if lost:
-            return TaskVerdict("lost", str(error))
+            return TaskVerdict("lost", text_of(error))
         case Retry():
-            return TaskVerdict("retry", str(error), error.after_s, trace_of(error))
+            return TaskVerdict("retry", text_of(error), error.after_s, trace_of(error))
         case Fail():
-            return TaskVerdict("fail", str(error), trace=trace_of(error))
+            return TaskVerdict("fail", text_of(error), trace=trace_of(error))
         case _:
             return TaskVerdict("retry", one_line(error), trace=trace_of(error))
 
@@ -416,15 +462,6 @@ def record_done(task: Task, value: Any) -> tuple[bool, str]:
         return True, ""
     task.fail(note)
     return False, note
-
-
-def one_line(error: BaseException) -> str:
-    """The type of the error, the first line of its text, and the hint if it is one of ours."""
-    said, _, more = str(error).strip().partition("\n")
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    if isinstance(error, LimpetError) and error.hint not in ("", error.default_hint):
-        text += f" (hint: {error.hint})"
-    return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
 
 
 def trace_of(error: BaseException) -> str | None:
@@ -521,7 +558,9 @@ class Runner:
     ) -> None:
         self.name = name
         self.halted: str | None = None
-        """Why the process is to end, if a handler asked for that."""
+        """Why the worker is to end, if a signal has interrupted a handler."""
+        self.interrupts: InterruptWatch | None = None
+        """Of a runner in the main thread."""
         self.busy = False
         """Whether it has a claim."""
         self.lately_s = float("inf")
@@ -575,13 +614,18 @@ class Runner:
     def hand_back(self) -> None:
         """Hand back the task that runs now, with its attempt restored. Another thread calls this; the handler goes on.
 
+        One that was cancelled, or that another worker has, is lost instead.
+
         Raises: LimpetError; then the task comes back when its claim runs out.
         """
         now = self._active
         if now is not None:
             now.handed_back = True
             now.claim.hand_back()
-            self._ended(now, "handed_back")
+            if isinstance(now.claim, EntryClaim) and not now.claim.released:
+                self._ended(now, "lost", note="it was cancelled, or another worker has it")
+            else:
+                self._ended(now, "handed_back")
 
     def report_overdue(self) -> None:
         """Report once that the running task exceeds its `timeout_s`, and that its claim will end (F16)."""
@@ -629,6 +673,9 @@ class Runner:
             finally:
                 _current.reset(current)
                 RUNNING.reset(running)
+            if self._loop.abandoned:
+                self._say(now, "warning", note=f"{self._loop.abandoned} {STUBBORN}")
+                self._loop.abandoned = 0
             error = end_of(call.error, steps.suspended)
             if now.span is None:
                 self._record(now, value, error)
@@ -679,7 +726,7 @@ class Runner:
     def _raised(self, now: _ActiveTask, error: BaseException) -> None:
         """Record the verdict. If the claim was lost, another worker may have given one: the queue decides."""
         lost, task = now.task.lost, now.task
-        verdict = classify(error, lost=lost)
+        verdict = classify(error, lost=lost, interrupted=self.interrupts is not None and self.interrupts.came)
         outcome: Outcome = "lost"
         match verdict.kind:
             case "halt":

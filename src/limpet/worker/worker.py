@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 from limpet.errors import Invalid, LimpetError
 from limpet.queue.api import Claim, Queue
 from limpet.runtime import Runtime
-from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
+from limpet.worker.protocol import EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.runner import Job, Permits, Rate, Runner, SharedClaim, WorkerReport
 from limpet.worker.schedule import CronPusher
 
@@ -33,6 +34,7 @@ FAILED_MAX_S = 30.0
 EARLY_PART = 0.9
 MEAN_PART = (EARLY_PART + 1.0) / 2
 """Pauses are cut by up to a tenth at random, so that a fleet does not poll in step; so long is one on average."""
+REASONS_NAMED = 3
 AHEAD_PART = 10
 """An entry is claimed ahead if entries have lately taken less than this part of `ttl_s`."""
 
@@ -167,8 +169,9 @@ class Worker:
 
     The tasks of a batch are spread over the threads: a thread that has claimed one offers it, and a thread without work
     takes a task of it before it polls.
-    With `burst` and `until_empty` it also waits for tasks that are to be retried or that other processes have; delayed
-    ones do not count. After `max_tasks` it stops by itself. Earlier jobs come first (`in_order`), or all take turns.
+    With `burst` and `until_empty` it also waits for tasks that are to be retried, that other processes have, or that
+    are suspended and go on by themselves: not for those that wait for a signal, or for such a task. Delayed ones do not
+    count. After `max_tasks` it stops by itself. Earlier jobs come first (`in_order`), or all take turns.
     `poll_s` replaces that of the queues' policies.
     `listener` gets every event; with `routine=False` only what is out of the ordinary.
 
@@ -233,8 +236,15 @@ class Worker:
         return self.counts()
 
     def run_here(self) -> TaskCounts:
-        """Do the work of the first thread in the calling one, until it ends. Cron pushes nothing."""
-        self._run_thread(self._runners[0])
+        """Do the work of the first thread in the calling one, until it ends. Cron pushes nothing.
+
+        Raises: KeyboardInterrupt after a SIGINT; the task that it interrupted went back.
+        """
+        with InterruptWatch() as interrupts:
+            self._runners[0].interrupts = interrupts
+            self._run_thread(self._runners[0])
+        if interrupts.came:
+            raise KeyboardInterrupt
         return self.counts()
 
     def start(self) -> None:
@@ -450,12 +460,23 @@ class Worker:
                 self.stop()
 
     def _anything_left(self, runner: Runner) -> bool:
-        """Whether a task has not ended. A queue that cannot be read may have some."""
+        """Whether a task has not ended that goes on by itself. A queue that cannot be read may have some.
+
+        What is left is said: it waits for signals, or for tasks that do.
+        """
+        reasons: list[str] = []
         try:
-            return any(each.queue.stats().pending for each in self._jobs)
+            for each in self._jobs:
+                still = each.queue.standstill()
+                if still is None:
+                    return True
+                reasons += still
         except LimpetError as error:
             self._report.say("trouble", runner.name, note=_text(error))
             return True
+        if reasons:
+            self._report.say("warning", runner.name, note=_left(reasons))
+        return False
 
     def _poll(self, runner: Runner, *, idle: bool = False) -> SharedClaim | None:
         """Poll the queues that are due, each at most once."""
@@ -545,6 +566,15 @@ class Worker:
 def _idle_s(queue: Queue, queues: int, poll_s: float | None) -> float:
     """The longest pause between two polls of one of `queues` idle queues: where a poll lists, all share the price."""
     return IDLE_S * queues if queue.idle_poll_s == IDLE_S else (poll_s or queue.idle_poll_s) / MEAN_PART
+
+
+def _left(reasons: Sequence[str]) -> str:
+    """What is said of suspended tasks that a worker leaves, which is to end when there is nothing left."""
+    often = Counter(reasons).most_common()
+    named = "; ".join(f"{reason} ({count})" if count > 1 else reason for reason, count in often[:REASONS_NAMED])
+    more = "; and others" if len(often) > REASONS_NAMED else ""
+    tasks, them = ("1 task is", "it") if len(reasons) == 1 else (f"{len(reasons)} tasks are", "them")
+    return f"{tasks} suspended, and nothing here wakes {them}: {named}{more}"
 
 
 def _text(error: LimpetError) -> str:

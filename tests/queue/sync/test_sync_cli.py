@@ -230,11 +230,11 @@ def test_a_name_stays(here: Here, once: Here) -> None:
 
 
 def test_receipts_may_be_kept_for_ever(here: Here, once: Here) -> None:
-    assert here("--local", "a", "--remote", "bucket", "--once", "--create", "--receipts", "forever").code == 0
-    short = here("--local", "a", "--remote", "bucket", "--once", "--create", "--receipts", "3d")
+    assert here("--local", "a", "--remote", "bucket", "--create", "--once", "--receipts", "forever").code == 0
+    short = here("--local", "a", "--remote", "bucket", "--once", "--receipts", "3d")
     assert short.code == 2
     assert "at least 7 days" in short.err
-    assert here("--local", "a", "--remote", "bucket", "--once", "--create", "--receipts", "long").code == 2
+    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "long").code == 2
 
 
 # ---- which fleet the remote is ----

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -115,6 +115,10 @@ class SourceCatalog:
             settings |= {"type": "glue", **({"glue.region": region} if region else {})}
         with _reading(f"the catalog at {_hidden(uri)} cannot be opened"):
             self._catalog = _opened(name, settings)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._catalog.close()
 
     def namespaces(self) -> Iterator[tuple[tuple[str, ...], dict[str, str], str]]:
         """Every namespace with its properties, and why those inside cannot be listed; parents first.
@@ -286,12 +290,13 @@ def import_tables(
 ) -> Iterator[ImportedTable]:
     """Register all tables, then all views of each namespace of `source` in `catalog`; without `writing`, only compare.
 
-    A namespace that cannot be listed is reported, and the import goes on with the next one.
+    A namespace that cannot be listed is reported, and the import goes on with the next one. `source` is closed at the
+    end.
     Raises: Unavailable; NotLeader; OutcomeUnknown: then start it again.
     Cost: for each table or view 1 request to the source, 1 GET of the head, 1 GET of the metadata; for a new one also a
     registration (`Catalog.register_table`). Crash: those so far are registered.
     """
-    with writing() if writing is not None else nullcontext() as writer:
+    with closing(source), writing() if writing is not None else nullcontext() as writer:
         for namespace, properties, unlisted in source.namespaces():
             names: list[tuple[Content, str]] = []
             for kind in _KINDS:

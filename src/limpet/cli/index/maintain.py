@@ -363,6 +363,9 @@ def adopt(
         str | None,
         typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet."),
     ] = None,
+    any_name: Annotated[
+        bool, typer.Option("--any-name", help="A file need not be named by the key of its record.")
+    ] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -373,8 +376,8 @@ def adopt(
     nothing.
 
     Without --from, and if the folder has no manifest, an index is made in place: the records are put, the record files
-    are moved to `adopted/` unchanged, and the manifest is written last. If any file is bad, nothing is changed. The
-    place need not be a fleet before.
+    are moved to `adopted/` unchanged, and so are locks and a `manifest.json` of the other program. The index's own
+    manifest is written last. If any file is bad, nothing is changed. The place need not be a fleet before.
 
     Example: import a folder of record files; then those beside the index's own, which nothing writes any more
     $ limpet index adopt domains --from ./old/domains -u s3://acme/prod
@@ -387,7 +390,7 @@ def adopt(
 
     fleet = limpet.open(url, create=from_ is None and has_records(url, name)).check()
     with console(stderr=True).status(f"taking files into {name!r}"):
-        report, in_place = adopt_files(fleet, name, from_, schema, key, quiesced=quiesced)
+        report, in_place = adopt_files(fleet, name, from_, schema, key, quiesced=quiesced, any_name=any_name)
     if json:
         print_json({"index": name, **asdict(report)})
     else:
@@ -399,6 +402,12 @@ def adopt(
 def _print_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: bool) -> None:
     for bad in report.bad:
         say(f"not imported: {bad.name}: {bad.reason}", err=True)
+    if report.locks:
+        fate = "moved" if report.created else "deleted" if quiesced else "not looked at"
+        say(f"{many(report.locks, 'lock')} of the other program: {fate}", err=True)
+    if report.ignored:
+        said = many(report.ignored, "other file is no record and stays", "other files are no records and stay")
+        say(f"{said}, such as {', '.join(report.ignored_names)}", err=True)
     if in_place and not report.created:
         say(f"nothing was changed: {many(len(report.bad), 'file is', 'files are')} bad", err=True)
         return

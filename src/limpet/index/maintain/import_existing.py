@@ -7,7 +7,7 @@ written last. Without a manifest there is no index, so an incomplete one is neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,8 +23,8 @@ from limpet.index.maintain import WholeIndex, batches, load, put_packs
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, IndexStorage, Manifest
 from limpet.index.writer import Stamps, stamp_in
 from limpet.keys import Key, encoded
-from limpet.store.api import Absent, Stat
-from limpet.store.sources import BadFile, FileSource, Folders, StoreSource, bad_file
+from limpet.store.api import Absent, Stat, Version
+from limpet.store.sources import BadFile, FileSource, Folders, StoreSource, bad_file, shown
 
 if TYPE_CHECKING:
     from limpet.index.index import Layout
@@ -41,6 +41,18 @@ RECORD_FOLDERS: Folders = {"": (0,), SHARDS: (0,), INBOX: (1,)}
 """The places of record files in the folder of another program: the top level, `shards/`, the folders of `inbox/`."""
 BESIDE: Folders = {"": (0,)}
 """Their place beside the objects of an index of Limpet."""
+NOT_THEIRS = frozenset(("adopted", "imports", "packs", "quarantine"))
+"""Folders of an index of Limpet that another program's does not have."""
+OWN_OBJECTS = NOT_THEIRS | {INBOX, SHARDS, MANIFEST, PACKAGE, JSON_SCHEMA}
+"""What lies in the folder of an index of Limpet."""
+OLD_MANIFEST = "manifest.usv"
+"""A list of the keys or shards, as another program may keep it. It says nothing that the records do not."""
+DESCRIPTIONS = frozenset(
+    (MANIFEST, OLD_MANIFEST, *(f"{at}{name}" for at in ("", f"{SHARDS}/") for name in (PACKAGE, JSON_SCHEMA)))
+)
+"""Files of another program that describe its records. An index of Limpet has its own in their place."""
+LOCK = ".lock"
+EXAMPLES_MAX = 3
 
 ABOUT_TEXT = (
     b"Files of another program that were in the folder of this index, unchanged. `limpet index adopt` moved them here\n"
@@ -50,7 +62,8 @@ ABOUT_TEXT = (
 
 @dataclass(slots=True)
 class AdoptReport:
-    """What was imported. `ignored`: files with another extension; `deleted`: originals that were deleted.
+    """What was imported. `ignored`: files that are no records, of which `ignored_names` are examples; `locks`: locks
+    of the other program's compilers; `deleted`: originals that were deleted.
 
     `created`: the index was created in the folder of the files; `moved` of them are in its folder `adopted/` now.
     """
@@ -60,13 +73,26 @@ class AdoptReport:
     packs: int = 0
     deleted: int = 0
     ignored: int = 0
+    ignored_names: list[str] = field(default_factory=list)
+    locks: int = 0
     moved: int = 0
     created: bool = False
     bad: list[BadFile] = field(default_factory=list)
 
+    def ignore(self, name: str) -> None:
+        """Count a file that is no record."""
+        self.ignored += 1
+        if len(self.ignored_names) < EXAMPLES_MAX:
+            self.ignored_names.append(shown(name))
+
 
 def import_existing(
-    whole: WholeIndex, stamps: Stamps, source: FileSource | None = None, *, quiesced: bool = False
+    whole: WholeIndex,
+    stamps: Stamps,
+    source: FileSource | None = None,
+    *,
+    quiesced: bool = False,
+    any_name: bool = False,
 ) -> AdoptReport:
     """Import plain `{key}.usv` files into the index: from `source`, or those beside its manifest.
 
@@ -74,7 +100,8 @@ def import_existing(
     the source's `inbox/*/`. Files in its `shards/` have any number of records. The default of `updated_at` is the
     modification time of the file. With `quiesced` an original is deleted once its records are durable here; without it
     all stay, since a program that still writes them could add a newer record between our read and our delete (F18).
-    Importing the same files twice changes nothing.
+    Importing the same files twice changes nothing. `any_name`: a file's name need not be that of its key, which counts.
+    A lock of the other program's compilers is not looked at; with `quiesced` it is deleted. Other files are counted.
     Invalid files are reported and kept; the others are imported.
     Raises: Missing if there is no index or source; Invalid for a source that is an index of Limpet itself; any write
     error: then nothing was deleted that is not durable here.
@@ -83,27 +110,35 @@ def import_existing(
     """
     manifest = load(whole).value
     if source is None:
-        source = StoreSource(whole.storage.store, whole.storage.keys.root, BESIDE)
-    return _ExistingFiles(whole.storage, manifest, stamps, source).run(delete=quiesced)
+        source = StoreSource(whole.storage.store, whole.storage.keys.root, BESIDE, own=OWN_OBJECTS)
+    return _ExistingFiles(whole.storage, manifest, stamps, source, any_name=any_name).run(delete=quiesced)
 
 
 def import_in_place(
-    whole: WholeIndex, layout: Layout, stamps: Stamps, source: FileSource | None = None, *, quiesced: bool = False
+    whole: WholeIndex,
+    layout: Layout,
+    stamps: Stamps,
+    source: FileSource | None = None,
+    *,
+    quiesced: bool = False,
+    any_name: bool = False,
 ) -> AdoptReport:
     """Create an index from the plain files in its folder: at the top level, in `shards/` and in `inbox/*/`.
 
     All files are read and checked first; if one is invalid nothing is changed. Then the record files, and another
-    program's `datapackage.json` and `schema.json`, are copied unchanged to `adopted/`; all records are put; the record
-    files are deleted; the manifest is written last.
+    program's locks, `datapackage.json`, `schema.json` and `manifest.json`, are copied unchanged to `adopted/`; all
+    records are put; the record files and locks are deleted; the manifest is written last. `any_name`: as in
+    `import_existing`.
     Raises: Invalid unless `quiesced`, since writes of another program would be lost, and if the index exists; Missing
     if there are no files; Corrupt for an index of Limpet without its manifest; Conflict if files are written meanwhile.
-    Cost: 4 GETs + 1 PUT + 1 DELETE a file; 1 PUT for each shard; 4 LISTs per 1,000 files; as `Layout.complete`.
+    Cost: 5 GETs; 4 GETs + 1 PUT + 1 DELETE a file; 1 PUT for each shard; 4 LISTs per 1,000 files; as `Layout.complete`.
     Crash: every file is in its place, in `adopted/`, or both; run it again.
     """
     storage, manifest = whole.storage, layout.planned()
     keys = storage.keys
-    here = source or StoreSource(storage.store, keys.root, RECORD_FOLDERS)
-    if whole.cell.read() is not None:
+    here = source or StoreSource(storage.store, keys.root, RECORD_FOLDERS, own=NOT_THEIRS)
+    theirs = foreign_manifest(storage)
+    if theirs is None and whole.cell.read() is not None:
         raise Invalid(f"there is an index {whole.name!r} already", hint=f"`limpet index adopt {whole.name}` adds to it")
     _refuse_own(storage)
     kept = storage.store.list(keys.adopted)
@@ -114,12 +149,16 @@ def import_in_place(
             f"{keys.root} holds files of another program, some of which are moved to {keys.adopted}",
             hint="stop everything that writes them, then add --quiesced",
         )
-    checked = _ExistingFiles(storage, manifest, stamps, here).run(check_only=True)
+
+    def files() -> _ExistingFiles:
+        return _ExistingFiles(storage, manifest, stamps, here, any_name=any_name, replaced=DESCRIPTIONS)
+
+    checked = files().run(check_only=True)
     if checked.bad:
         return checked
     storage.store.put(Key(f"{keys.adopted}/{ABOUT}"), ABOUT_TEXT)
     in_the_way = _copy(storage, here)
-    report = _ExistingFiles(storage, manifest, stamps, here).run()
+    report = files().run()
     for error in here.delete(in_the_way).values():
         if error is not None:
             raise error
@@ -129,9 +168,18 @@ def import_in_place(
             raise Conflict(
                 f"{stat.key} was written meanwhile", hint="stop everything that writes there, then try again"
             )
-    layout.complete(manifest)
-    report.created, report.moved = True, len(in_the_way)
+    layout.complete(manifest, instead=theirs)
+    report.created, report.moved = True, len(in_the_way) + (theirs is not None)
     return report
+
+
+def foreign_manifest(storage: IndexStorage) -> Version | None:
+    """The version of another program's `manifest.json` in the place of ours; None if there is none.   Cost: 1 GET."""
+    try:
+        blob = storage.store.get(storage.keys.manifest)
+    except (Missing, Corrupt):
+        return None
+    return blob.version if records.is_foreign(blob.data) else None
 
 
 def _refuse_own(storage: IndexStorage) -> None:
@@ -155,7 +203,7 @@ def _copy(storage: IndexStorage, here: FileSource) -> list[str]:
     in_the_way: list[str] = []
     for batch in batches(here.files()):
         some = [str(stat.key) for stat in batch if stat.size and _is_taken_over(stat.key)]
-        derived = [str(stat.key) for stat in batch if stat.key in (PACKAGE, JSON_SCHEMA)]
+        derived = [str(stat.key) for stat in batch if stat.key in (PACKAGE, JSON_SCHEMA, MANIFEST)]
         for name, data in here.read([*some, *derived], size_max=SHARD_BYTES_MAX).items():
             if isinstance(data, LimpetError):
                 raise data
@@ -165,10 +213,14 @@ def _copy(storage: IndexStorage, here: FileSource) -> list[str]:
 
 
 def _is_taken_over(name: str) -> bool:
-    """Whether a file of another program is no more than a leftover once the index is made: a record file, or a
+    """Whether a file of another program is no more than a leftover once the index is made: a record file, a lock, or a
     description of the shards beside them.
     """
-    return name.endswith(ENDING) or name in (f"{SHARDS}/{PACKAGE}", f"{SHARDS}/{JSON_SCHEMA}")
+    return name.endswith(ENDING) or _is_lock(name) or (name in DESCRIPTIONS and name.startswith(f"{SHARDS}/"))
+
+
+def _is_lock(name: str) -> bool:
+    return name.startswith(f"{SHARDS}/") and name.endswith(LOCK)
 
 
 def _keep_copy(storage: IndexStorage, key: Key, data: bytes) -> None:
@@ -190,7 +242,18 @@ def _keep_copy(storage: IndexStorage, key: Key, data: bytes) -> None:
 class _ExistingFiles:
     """Imports the files of a source into an index."""
 
-    def __init__(self, storage: IndexStorage, manifest: Manifest, stamps: Stamps, source: FileSource) -> None:
+    def __init__(
+        self,
+        storage: IndexStorage,
+        manifest: Manifest,
+        stamps: Stamps,
+        source: FileSource,
+        *,
+        any_name: bool,
+        replaced: Collection[str] = (),
+    ) -> None:
+        self._any_name = any_name
+        self._replaced = replaced
         self._storage = storage
         self._manifest = manifest
         self._schema = manifest.schema
@@ -204,7 +267,7 @@ class _ExistingFiles:
 
     def run(self, *, delete: bool = False, check_only: bool = False) -> AdoptReport:
         """Read all files, and put valid records into packs. `delete`: delete files once their records are durable."""
-        for batch in batches(self._source.files()):
+        for batch in batches(self._source.files(self._report.ignore)):
             self._take(batch)
             if self._size >= PACKS_BYTES:
                 self._flush(delete, check_only)
@@ -214,7 +277,12 @@ class _ExistingFiles:
     def _take(self, batch: list[Stat]) -> None:
         """Read some files, and keep valid records in memory."""
         wanted = {str(stat.key): stat for stat in batch if stat.key.endswith(ENDING)}
-        self._report.ignored += len(batch) - len(wanted)
+        for stat in batch:
+            if _is_lock(stat.key):
+                self._report.locks += 1
+                self._names.append(str(stat.key))
+            elif stat.key not in wanted and stat.key not in self._replaced:
+                self._report.ignore(stat.key)
         if not self._is_foreign and any("/" in name for name in wanted):
             self._check_foreign()
         for name, data in self._source.read([*wanted], size_max=SHARD_BYTES_MAX).items():
@@ -223,7 +291,10 @@ class _ExistingFiles:
                     raise data
                 lines = self._lines_of(name, data, wanted[name].modified)
             except LimpetError as error:
-                self._report.bad.append(bad_file(name, error))
+                if name != OLD_MANIFEST:
+                    self._report.bad.append(bad_file(name, error))
+                elif name not in self._replaced:
+                    self._report.ignore(name)
             else:
                 self._lines += lines
                 self._size += sum(map(len, lines))
@@ -276,8 +347,9 @@ class _ExistingFiles:
             line = self._schema.line(values, stamp, where=where)
             key = self._schema.key_text(values[self._schema.key])
             stem = name.rpartition("/")[2].removesuffix(ENDING)
-            if not is_shard and stem not in (key, encoded(key)) and unquote(stem) != key:
-                raise Invalid(f"its name is not that of its key {key!r}", hint="rename it, or correct the key")
+            if not (is_shard or self._any_name or stem in (key, encoded(key)) or unquote(stem) == key):
+                hint = "rename it, correct the key, or take all files by their keys: --any-name"
+                raise Invalid(f"its name is not that of its key {key!r}", hint=hint)
             lines.append(line)
         return lines
 

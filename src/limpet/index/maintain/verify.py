@@ -17,7 +17,7 @@ from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Outc
 from limpet.index.codec import DELETED, END, UPDATED_AT, Schema, lines_of
 from limpet.index.compiler import is_unexplained, keep, read_quarantined
 from limpet.index.decide import DEPTHS, digest, keys_of, merge, newest, packed, rank, shard_ids, shard_of
-from limpet.index.describe import descriptions
+from limpet.index.describe import descriptions, package
 from limpet.index.maintain import (
     ALL,
     WholeIndex,
@@ -236,7 +236,9 @@ class _Verifier:
         found = self._storage.read(wanted)
         if any(found.get(key) != data for key, data in wanted.items()):
             for key, data in descriptions(self._keys, self._whole.name, self._current()).items():
-                if found.get(key) != data:
+                if found.get(key) == package(self._whole.name, self._manifest, formats=False):
+                    self._add("outdated", key, "describes the columns as Limpet 0.1 did")
+                elif found.get(key) != data:
                     what = "differs from the manifest" if key in found else "is missing"
                     self._add("description", key, what)
 
@@ -332,6 +334,7 @@ FlawKind = Literal[
     "misplaced",
     "missing_shard",
     "order",
+    "outdated",
     "quarantined",
     "stray",
     "too_large",
@@ -481,8 +484,9 @@ def retire(storage: IndexStorage, key: Key, version: Version) -> None:
     storage.store.delete(key)
 
 
-NOTES: frozenset[FlawKind] = frozenset({"behind", "quarantined"})
-"""Information, not problems: counts may lag behind after a crash, and quarantine holds invalid objects."""
+NOTES: frozenset[FlawKind] = frozenset({"behind", "outdated", "quarantined"})
+"""Information, not problems: counts may lag behind after a crash, quarantine holds invalid objects, and some readers
+cannot read datetimes by an older description."""
 
 RESTORE = "restore the object from a backup; lost records cannot be derived from anything else"
 _ACCEPT = "restore the object from a backup; `limpet index verify --accept-loss` keeps what is left of it"
@@ -503,6 +507,7 @@ HINTS: dict[FlawKind, str] = {
     "misplaced": _REPAIR,
     "missing_shard": _ACCEPT,
     "order": _REPAIR,
+    "outdated": "it is right; `limpet index verify --repair` writes it for more readers",
     "quarantined": "examine it, put its records again if they matter, and delete it",
     "stray": "if no reshard is running, `limpet index verify --repair` moves its records to their shards",
     "too_large": "Limpet does not write such objects: move it elsewhere; restore a shard from a backup",
@@ -550,7 +555,7 @@ class VerifyReport:
 
 
 FIXABLE: frozenset[FlawKind] = frozenset(
-    {"behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "stray"}
+    {"behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "outdated", "stray"}
 )
 """What can be derived from other objects. An object with another flaw is not changed."""
 

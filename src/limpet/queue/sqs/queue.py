@@ -257,6 +257,10 @@ class SqsQueue(AsyncQueue):
             return False
         return True
 
+    def standstill(self) -> Sequence[str] | None:
+        """No task of SQS is suspended.   Cost: that of `stats`."""
+        return None if self.stats().pending else ()
+
     def stats(self) -> Stats:
         """SQS's own numbers: approximate, and late by up to a minute.
 

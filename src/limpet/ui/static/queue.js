@@ -154,7 +154,7 @@ export function queuePage(state, queue, task) {
       paused
         ? h("button", { type: "button", "data-key": "pause", class: "primary", onclick: () => confirm(`Resume ${queue}?`, "Workers claim its tasks again, within a few seconds.", "Resume", doing("resume", {}, `${queue} is resumed`)) }, "Resume")
         : h("button", { type: "button", "data-key": "pause", onclick: () => confirm(`Pause ${queue}?`, "Workers claim no more of its tasks until it is resumed. What runs goes on, and tasks can still be pushed.", "Pause", doing("pause", {}, `${queue} is paused`)) }, "Pause"),
-      summary?.failed ? h("button", { type: "button", "data-key": "retry all", onclick: () => confirm("Retry all that failed?", `All failed tasks of ${queue} (${count(summary.failed)}${summary.at_least.includes("failed") ? " or more" : ""}, cancelled ones aside) are pushed again, with fresh attempts.`, "Retry all", doing("retry", { all: true }, (done) => `${tasks(done.retried.length)} of ${queue} wait again`)) }, "Retry all failed") : null,
+      summary?.failed ? h("button", { type: "button", "data-key": "retry all", onclick: () => confirm("Retry all that failed?", `All failed tasks of ${queue} (${count(summary.failed)}${summary.at_least.includes("failed") ? " or more" : ""}) are pushed again, with fresh attempts.`, "Retry all", doing("retry", { all: true }, (done) => `${tasks(done.retried.length)} of ${queue} wait again`)) }, "Retry all failed") : null,
     ];
   }
 
