@@ -481,7 +481,11 @@ DURABLE_BUGS = [
         "what is no Exception leaves the call of a user's code",
         "runs: whatever leaves user code is a verdict",
         0,
-        ("UserCall.__exit__", "return True", "return error is None or isinstance(error, (Exception, SystemExit))"),
+        (
+            "UserCall.__exit__",
+            "return True",
+            "return error is None or isinstance(error, (Exception, KeyboardInterrupt, SystemExit))",
+        ),
         room="user_code",
         scenario="queue/test_worker_parts.py::test_whatever_leaves_the_users_code_is_a_verdict",
     ),
