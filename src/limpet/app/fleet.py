@@ -11,7 +11,7 @@ import atexit
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
@@ -330,8 +330,6 @@ class Connector:
                 f"the fleet at {self.where} wants writers of level {found.min_writer}",
                 hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
             )
-        if seen is not None and not (self.read_only or found.id):
-            found = self._identify(store, seen)
         use_etag_style(store, found.probe.etag_style)
         return found
 
@@ -350,17 +348,6 @@ class Connector:
             ) from error
         self.is_new = True
         return made
-
-    def _identify(self, store: Store, seen: Versioned[FleetRecord]) -> FleetRecord:
-        """Give a fleet of Limpet 0.1 an id. Whoever may not, or meets a fault, leaves it to the next process: no role
-        may write limpet.json, and nothing that is done with an id needs one at once.   Cost: 1 PUT.
-        """
-        wanted = identified(seen.value, self.runtime.new_id())
-        assert wanted is not None
-        try:
-            return record_cell(store, self.runtime).swap(seen, wanted).value
-        except (Conflict, Denied, OutcomeUnknown, Unavailable):
-            return seen.value
 
 
 # ---- the fleet ----
@@ -439,6 +426,7 @@ def open_shared(
             if NODE in fleet.record.features:
                 raise Invalid(f"{remote} is the directory of one node", hint="--remote is what all nodes share")
             fleet.enable(SUPERVISED)
+            fleet.identify()
         except Missing as error:
             error.hint = "check --remote; with --create a new fleet is set up there"
             raise
@@ -922,7 +910,17 @@ class Fleet:
         """
         return self._change(upgraded)
 
+    def identify(self) -> None:
+        """Give a fleet of Limpet 0.1 its id, if this process may: who may not leaves it to the next process.
+
+        Cost: nothing for a fleet that has one, else 1 GET + 1 PUT.
+        """
+        if not self.record.id:
+            with suppress(Denied, OutcomeUnknown, Unavailable):
+                self._change(lambda record: record)
+
     def _change(self, change: Callable[[FleetRecord], FleetRecord | None]) -> bool:
+        """Change the record; one that has no id gets it with that."""
         before = self.record
 
         def changed(record: FleetRecord | None) -> FleetRecord | None:

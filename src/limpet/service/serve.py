@@ -505,6 +505,7 @@ def serve_fleet(
         )
     check_has_store(where, "a catalog needs a store")
     fleet = limpet.open(where)
+    fleet.identify()
     fleet.check()
     context = ServiceContext(fleet, runtime, to_log)
     publishing: CompactorPart | RemoteCompactorPart
