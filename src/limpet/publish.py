@@ -283,7 +283,7 @@ class IndexPublisher(TableChange):
 
     def _fetch(self, url: str, size_max: int = METADATA_BYTES_MAX) -> bytes:
         try:
-            return super()._fetch(url, size_max)
+            return self._storage.store.get(self._key(url), size_max=size_max).data
         except Missing as error:
             raise Corrupt(f"a file of the table {self._shown!r} is missing: {error}") from None
 

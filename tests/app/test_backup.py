@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -18,13 +19,13 @@ import msgspec
 import pytest
 
 import limpet
-from cli.harness import limpet_command, poll
+from cli.harness import Here, limpet_command, poll
 from limpet.app import Fleet, backup_decide
 from limpet.app import backup as backups
 from limpet.app.backup import LOCK_TTL_S, BackupReport, backup, check_backup, restore
 from limpet.app.backup_decide import kind_of
 from limpet.app.fleet import FleetRecord, _named_memory, record_cell, store_for
-from limpet.errors import Corrupt, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
+from limpet.errors import Corrupt, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
 from limpet.keys import BACKUP_LOCK, FLEET, Key
 from limpet.lease import Lock, VersionWatch
 from limpet.queue import BucketQueue, Fail
@@ -1016,6 +1017,24 @@ def test_a_run_is_refused_while_another_one_works_and_takes_over_after_it_was_ki
     assert check_backup(runs.kept, runs.quick, url="t").ok
 
 
+def test_a_second_run_says_in_one_line_who_writes_and_exits_with_75(
+    fleet_dir: Path, tmp_path: Path, here: Here
+) -> None:
+    kept = str(tmp_path / "kept")
+    copy(fleet_dir, tmp_path / "kept")
+    lock = Lock(store_for(kept, system()), BACKUP_LOCK, "backup", LOCK_TTL_S, system(), VersionWatch(system()))
+    with lock.hold(wait_s=0):
+        code, out, err = here("backup", str(fleet_dir), kept)
+    assert (code, out) == (75, "")
+    assert len(err.splitlines()) == 2
+    assert err.startswith("limpet: lock 'backup' is held by ")
+    assert "--wait SECONDS" in err
+    assert here("backup", str(fleet_dir), kept)[0] == 0
+    code, out, _ = here("restore", kept, str(tmp_path / "made"), "--json")
+    assert code == 0
+    assert json.loads(out)["fleet"] == limpet.open(tmp_path / "made").record.id != limpet.open(fleet_dir).record.id
+
+
 def test_an_hourly_job_that_takes_two_hours() -> None:
     """Each hour a run begins. Those that meet another one end at once, and no run removes what a later one needs."""
     time = Time()
@@ -1128,6 +1147,28 @@ def test_a_backup_without_an_id_is_continued_and_restored() -> None:
     assert record_of(fleet.memory).id, "the next process that opens the fleet gives it one"
     fleet.copy()
     assert record_of(fleet.kept).id == record_of(fleet.memory).id
+
+
+def test_a_fleet_without_an_id_gets_one_from_the_first_process_that_may_write_it() -> None:
+    fleet = Restored()
+    forget_id(fleet.memory)
+    assert limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime, read_only=True).record.id is msgspec.UNSET
+
+    class ForWorkers(MemoryStore):
+        def put(self, key: Key, *args: Any, **options: Any) -> Version:
+            if key == FLEET:
+                raise Denied("no role may write it")
+            return super().put(key, *args, **options)
+
+    guarded = _named_memory[f"{fleet.name}-guarded"] = ForWorkers(fleet.runtime)
+    guarded._objects = fleet.memory._objects
+    worker = limpet.open(f"memory://{fleet.name}-guarded", runtime=fleet.runtime)
+    worker.queue("q").push({})
+    assert not record_of(fleet.memory).id
+    opened = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
+    assert opened.record.id == record_of(fleet.memory).id is not msgspec.UNSET
+    again = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
+    assert again.check().meter.snapshot().requests == {"get": 1}
 
 
 def forget_id(store: MemoryStore) -> None:

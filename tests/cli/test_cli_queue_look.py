@@ -87,7 +87,8 @@ def test_ls_shows_all_queues(here: Here, queue: Queue) -> None:
     title, first, second = here("queue", "ls").out.splitlines()
     assert title == "queue\tpending\tin flight\tresting\tscheduled\tcompleted\tfailed\toldest"
     assert first.split()[:7] == ["a", "[b]", "1", "0", "0", "0", "0"]
-    assert second.split()[:7] == ["enrich", "3", "1", "1", "1", "10", "3"]
+    assert second.split()[:7] == ["enrich", "3", "1", "1", "1", "10", "2"]
+    assert second.endswith("1 cancelled")
     assert [(each["queue"], each["pending"]) for each in _json(here, "ls")] == [("a [b]", 1), ("enrich", 3)]
 
 
@@ -251,10 +252,10 @@ def test_peek_shows_payloads(here: Here) -> None:
 def test_stats_counts_one_queue(here: Here, queue: Queue) -> None:
     stats = queue.stats()
     found = _json(here, "stats", "enrich")
-    for name in ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "paused"):
+    for name in ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "cancelled", "paused"):
         assert found[name] == getattr(stats, name), name
     shown = here("queue", "stats", "enrich").out
-    assert [line.split()[-1] for line in shown.splitlines()][:7] == ["enrich", "3", "1", "1", "1", "10", "3"]
+    assert [line.split()[-1] for line in shown.splitlines()][:8] == ["enrich", "3", "1", "1", "1", "10", "2", "1"]
 
 
 def test_cost_stands_beside_sqs(here: Here, queue: Queue) -> None:

@@ -100,7 +100,7 @@ BACKUP_BUGS = [
         "a node sends to another fleet",
         "fleet: id",
         0,
-        ("sync.decide.joined", "return Joined.OTHER", "return Joined.SAME"),
+        ("sync.decide.joined", "return FleetVerdict.OTHER", "return FleetVerdict.SAME"),
         scenario="queue/sync/test_sync_fresh.py::test_a_running_supervisor_stops_sending_to_another_fleet",
     ),
     _bug(
@@ -109,8 +109,8 @@ BACKUP_BUGS = [
         0,
         (
             "sync.decide.joined",
-            "return Joined.RESTORED if now.epoch > known.epoch else Joined.OLDER",
-            "return Joined.SAME",
+            "return FleetVerdict.RESTORED if now.epoch > known.epoch else FleetVerdict.OLDER",
+            "return FleetVerdict.SAME",
         ),
         scenario="queue/sync/test_sync_fresh.py::test_after_a_restore_all_nodes_send_again_what_they_have",
     ),

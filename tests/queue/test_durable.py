@@ -438,11 +438,10 @@ def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(gr
                 return [end.value for end in limpet.gather([crawl.push(3), ask.push()])]
 
     good = {what: report.push(what) for what in ("sleep", "limit", "retry", "delayed")}
-    bad, many = [report.push("signal"), ask.push()], report.push_many([("signal",), ("signal",)])
+    bad: list[Any] = [report.push("signal"), ask.push(), *report.push_many([("signal",), ("signal",)])]
     ground.work(report, crawl, ask)
     assert [pushed.result().state for pushed in good.values()] == ["completed"] * 4
-    states = [*(pushed.result().state for pushed in bad), *(handle.result().state for handle in many)]
-    assert states == ["pending"] * 4
+    assert [report.queue.result(bad[0].id).state, *(each.result().state for each in bad[1:])] == ["pending"] * 4
     said = [event.note for event in ground.events if event.kind == "warning"]
     assert said == [
         "7 tasks are suspended, and nothing here wakes them: waiting for the signal 'approved' (4); "
@@ -452,7 +451,7 @@ def test_until_empty_waits_for_what_goes_on_by_itself_and_names_what_does_not(gr
         ask.queue.signal(each.id, "approved", "yes")
     ground.events.clear()
     ground.work(report, crawl, ask)
-    assert [handle.result().value for handle in many] == [[3, "yes"]] * 2
+    assert [each.result().value for each in bad[2:]] == [[3, "yes"]] * 2
     assert ground.kinds("warning") == []
 
 

@@ -321,7 +321,9 @@ def test_a_retry_goes_on_under_the_names_that_an_older_version_derived(world: Wo
     world.write(f"failed/{id_}.json", msgspec.json.encode(failed))
     [again] = queue.retry(id_)
     flow.work(
-        lambda task: limpet.step(flow.note, "more", name="charge") and limpet.step(flow.note, "last", name="last")
+        lambda task: (
+            limpet.step(flow.note, "charged ann", name="charge") and limpet.step(flow.note, "last", name="last")
+        )
     )
     assert flow.keys == [f"{entry.rpartition('-')[0]}.0"] * 2
     assert flow.step_keys == [f"{failed['origin']}#0", f"{failed['origin']}#1"]
@@ -441,13 +443,13 @@ def test_a_retried_receipt_stays_as_long_as_its_retry(world: World) -> None:
         limpet.sleep(100 * DAY_S)
         return "awake"
 
-    flow.work(lambda task: limpet.step(flow.note, "x", name="charge") and sleep(task))
+    flow.work(lambda task: limpet.step(flow.note, "charged january", name="charge") and sleep(task))
     world.time.sleep(RETENTION_S + DAY_S)
     queue.sweep()
     assert not queue.push({"of": "february"}, id="report").created
     assert queue.result("report").id == "report~2"
     world.time.sleep(80 * DAY_S)
-    flow.work(lambda task: limpet.step(flow.note, "x", name="charge") and sleep(task))
+    flow.work(lambda task: limpet.step(flow.note, "charged january", name="charge") and sleep(task))
     world.time.sleep(RETENTION_S - DAY_S)
     queue.sweep()
     assert queue.result("report").value == "awake"

@@ -425,7 +425,9 @@ def _is_nearly_done(store: Store, runtime: Runtime, run: str) -> bool:
 
 
 @contextmanager
-def _alone(target: Store, runtime: Runtime, wanted: BackupRecord, target_url: str, wait_s: float) -> Iterator[_Turn]:
+def _alone(
+    target: Store, runtime: Runtime, wanted: BackupRecord, target_url: str, wait_s: float
+) -> Iterator[_TargetLease]:
     """Hold the target's lock, and record there that a run begins. The lock is renewed meanwhile.
 
     Nothing is written to a target that is refused. What the lock's next holder writes is protected from a holder that
@@ -463,7 +465,7 @@ def _alone(target: Store, runtime: Runtime, wanted: BackupRecord, target_url: st
             begun = cell.swap(seen, record) if seen else cell.create(record)
         except Conflict:
             raise LeaseLost(TAKEN_OVER, hint=TAKEN_OVER_HINT) from None
-        yield _Turn(lease, cell, begun, before)
+        yield _TargetLease(lease, cell, begun, before)
 
 
 def _finish(run: _Run, *, with_data: bool) -> None:
@@ -521,7 +523,7 @@ def _lines(store: Store, record: BackupRecord | None, *, force: bool) -> dict[st
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _TargetLease:
     """The right to write to a target: its lock, its record as this run wrote it, and the record before."""
 
     lease: Lease
@@ -533,7 +535,9 @@ class _Turn:
 class _Run:
     """Copies objects, and records each. `lines`: the objects of this run in the target."""
 
-    def __init__(self, source: MeteredStore, target: MeteredStore, runtime: Runtime, turn: _Turn, tell: Tell) -> None:
+    def __init__(
+        self, source: MeteredStore, target: MeteredStore, runtime: Runtime, turn: _TargetLease, tell: Tell
+    ) -> None:
         self.source = source
         self.target = target
         self.runtime = runtime

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.writer import Stamps
     from limpet.publish import Published
-    from limpet.queue.sync import ClientLog, Home, Outbox, SyncEvent
+    from limpet.queue.sync import ClientLog, Outbox, RemoteFleet, SyncEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -473,15 +473,15 @@ def check_same(fleet: Fleet) -> None:
         )
 
 
-def home_of(shared: Fleet) -> Home:
+def home_of(shared: Fleet) -> RemoteFleet:
     """Which fleet is at that URL now.   Raises: Missing; Unsupported while it is being restored.   Cost: 1 GET."""
-    from limpet.queue.sync import Home
+    from limpet.queue.sync import RemoteFleet
 
     seen = record_cell(shared.store, shared.runtime).read()
     if seen is None:
         raise Missing(f"there is no fleet at {shared.url}", hint="was it deleted, or is the URL another one?")
     check_record(seen.value, where=shared.url)
-    return Home(seen.value.id or None, seen.value.epoch or 0)
+    return RemoteFleet(seen.value.id or None, seen.value.epoch or 0)
 
 
 def _budget() -> int | None:

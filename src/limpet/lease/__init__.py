@@ -130,7 +130,7 @@ class HeldLease(Generic[R]):
         if self._runtime.elapsed_s() - renewed_s < min(self.ttl_s, look_interval_s(self.ttl_s)):
             return
         seen = self._cell.read()
-        if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:
+        if seen is None or not self._is_of_this_claim(seen.value) or seen.value.state is not State.HELD:
             raise self._end(f"the lease of {self.name!r} (token {self.token}) ran out, and is no longer ours")
 
     def progress(self) -> None:

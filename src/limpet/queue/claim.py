@@ -477,11 +477,6 @@ class EntryClaim:
         """Whether an earlier attempt, or the task that this one retries, may have recorded steps."""
         return may_have_begun(self.content, token=self.token, epoch=self.storage.epoch)
 
-    def confirm(self) -> None:
-        """Return if the entry is still ours, by a swap of its lease.   Raises: LeaseLost.   Cost: 1 PUT."""
-        with self._writing:
-            self._lease.rewrite(self._written)
-
     def give_up(self, n: int, error: str, *, unread: bool = False) -> None:
         """End a task that is not run: it cannot be read, or its workers died too often. `queue.notices` has it.
 

@@ -196,10 +196,14 @@ def is_retry(named: str, pushed_at: datetime | None, receipt: Receipt, life: str
     return pushed_at is not None and receipt.pushed_at is not None and pushed_at >= receipt.pushed_at
 
 
-class _LifeOf(msgspec.Struct, frozen=True):
+class _RecordedLife(msgspec.Struct, frozen=True):
     """What a step and a signal say of their life."""
 
     life: str | None = None
+
+
+_RECORDED_LIFE = records.decoder(_RecordedLife)
+_GATHERED = records.decoder(GatheredStep)
 
 
 def is_copy(stored: bytes, source: bytes, life: str) -> bool:
@@ -211,7 +215,7 @@ def is_copy(stored: bytes, source: bytes, life: str) -> bool:
 def life_said(data: bytes) -> str | None:
     """The life in a step or a signal; None if it has none, or cannot be read."""
     try:
-        return msgspec.json.decode(data, type=_LifeOf).life
+        return _RECORDED_LIFE.decode(data).life
     except msgspec.DecodeError:
         return None
 
@@ -224,7 +228,7 @@ def asks_again(steps: Mapping[int, StepRecord]) -> set[int]:
     if last < 0 or steps[last].kind != "gather":
         return set()
     try:
-        ends = msgspec.json.decode(steps[last].value, type=GatheredStep).tasks
+        ends = _GATHERED.decode(steps[last].value).tasks
     except msgspec.DecodeError:
         return set()
     if all(end.state == "completed" for end in ends):

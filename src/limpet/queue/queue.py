@@ -65,7 +65,7 @@ from limpet.queue.entry import Content, EntryLease, ForeignTask, Journal, Pushed
 from limpet.queue.finish import Admin, finish_cancelled, reject_entry
 from limpet.queue.inspect import Inspection, plain_id
 from limpet.queue.push import Pusher
-from limpet.queue.standstill import Standstill
+from limpet.queue.standstill import StandstillCheck
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.sweep import Sweeper
 from limpet.runtime import Runtime, in_thread, pause, ulid, ulid_ms
@@ -790,7 +790,7 @@ class BucketQueue(AsyncQueue):
         each signal or task that they wait for.
         """
         self._drop_ended()
-        return Standstill(self._store, self._runtime).reasons(self.storage.keys)
+        return StandstillCheck(self._store, self._runtime).reasons(self.storage.keys)
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Cost: 1 or 2 LISTs + 1 GET an entry."""
@@ -1222,10 +1222,20 @@ class BucketQueue(AsyncQueue):
             return True
         others = [look for look in wanted if look.signal is None]
         at_once = self._store.at_once if self._store.far else 1
-        return any(
-            any(self._runtime.fan_out(partial(self._have_ended, version=version), group, at_once=at_once))
-            for group in batched(others, lambda look: 1, size=at_once)
-        )
+        for group in batched(others, lambda look: 1, size=at_once):
+            answers = self._runtime.fan_out(partial(self._have_ended_or_why, version=version), group, at_once=at_once)
+            for answer in answers:
+                if isinstance(answer, LimpetError):
+                    raise answer
+            if any(answers):
+                return True
+        return False
+
+    def _have_ended_or_why(self, look: WaitingStep, *, version: Version) -> bool | LimpetError:
+        try:
+            return self._have_ended(look, version=version)
+        except LimpetError as error:
+            return error
 
     def _has_come(self, entry: str, look: WaitingStep) -> bool:
         """Whether the signal that a task waits for is there.   Cost: 1 GET."""

@@ -18,7 +18,7 @@ from limpet.store.api import Blob, Store, batched
 GROUP = 100
 
 
-class Standstill:
+class StandstillCheck:
     """One look at what the tasks of some queues of a store wait for."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:

@@ -268,7 +268,7 @@ class TaskSteps:
         outcomes: list[Outcome[StepRecord]] = []
         claim.note_durable(self._n)
         try:
-            claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.confirm)))
+            claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.check_held)))
         except (Corrupt, Unsupported) as error:
             raise Fail(f"step {number} {UNREADABLE}: {error}") from None
         step = agreed(outcomes[-1])

@@ -41,7 +41,7 @@ BUSY_S = 300.0
 PARTS_WITHIN_S = 3 * RETAIN_EVERY_S
 
 
-class Expiry:
+class Retention:
     """Decides which receipts, parts and shapes of a queue go by their age, and in which order. Pure.
 
     It is told of everything in failed/, parts/ and pushes/ first, then of what waits, then of completed/.
@@ -222,30 +222,32 @@ class Sweeper:
         if self._policy.kept_s is None:
             return 0
         before = self._store.now(max_age_s=BUSY_S) - timedelta(seconds=self._policy.kept_s)
-        expiry = Expiry()
+        retention = Retention()
         for stat in self._store.list(self._keys.failed):
-            expiry.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)
+            retention.add_failed(name_of_receipt(stat.key), stat.key, is_old=stat.modified < before)
         for stat in self._store.list(self._keys.parts):
             if stat.modified < before:
-                expiry.add_part(stat.key.rsplit("/", 2)[1], stat.key)
-        self._add_shapes(expiry, [stat.key for stat in self._store.list(self._keys.pushes) if stat.modified < before])
-        if expiry.asks:
+                retention.add_part(stat.key.rsplit("/", 2)[1], stat.key)
+        self._add_shapes(
+            retention, [stat.key for stat in self._store.list(self._keys.pushes) if stat.modified < before]
+        )
+        if retention.asks:
             for stat in self._store.list(self._keys.pending):  # before completed/: what ends meanwhile is seen there
                 entry, kind = parts_of_entry(stat.key, self._keys.pending) or ("", "")
                 if kind in (TASK, BATCH):
-                    expiry.note(entry)
+                    retention.note(entry)
         gone = 0
         for chunk in _chunks(self._store.list(self._keys.completed)):
             receipts = ((name_of_receipt(stat.key), stat) for stat in chunk)
             over = [
                 stat.key
                 for name, stat in receipts
-                if expiry.add_completed(name, stat.key, is_old=stat.modified < before)
+                if retention.add_completed(name, stat.key, is_old=stat.modified < before)
             ]
             self._store.delete_many(over)
             gone += len(over)
         failures = False
-        for keys in expiry.over(self._is_there):
+        for keys in retention.over(self._is_there):
             self._store.delete_many(keys)
             gone += len(keys)
             failures = failures or any(key.startswith(f"{self._keys.failed}/") for key in keys)
@@ -257,7 +259,7 @@ class Sweeper:
         """Whether an entry waits or has ended. Its task is looked for first: it goes after its receipt is there."""
         return self._storage.exists(self._keys.tasks(entry, batch=is_batch(entry))) or self._storage.ended(entry)
 
-    def _add_shapes(self, expiry: Expiry, keys: list[Key]) -> None:
+    def _add_shapes(self, retention: Retention, keys: list[Key]) -> None:
         """The old shapes of pushes, with the names of their entries. One that cannot be read goes by its age."""
         for key, blob in self._store.get_many(keys).items() if keys else ():
             name, entries = name_of_receipt(key), 0
@@ -265,7 +267,7 @@ class Sweeper:
                 if isinstance(blob, LimpetError):
                     raise blob
                 entries = self._storage.shape(name).decode(blob).value.entries
-            expiry.add_shape(key, [derived(name, k) for k in range(min(entries, PUSHED_ENTRIES_MAX))])
+            retention.add_shape(key, [derived(name, k) for k in range(min(entries, PUSHED_ENTRIES_MAX))])
 
     def _drop_failed(self, before: datetime) -> int:
         """Failed receipts of tasks that also completed (H4)."""

@@ -262,7 +262,7 @@ class LivesActor(Actor):
     def flow(self, task: Any, run: LifeRun) -> Any:
         """What a handler does."""
         what, slow = task.payload["what"], float(task.payload["slow"])
-        first = step(self.charge, run, name="charge")
+        first = step(lambda: self.charge(run), name="charge")
         if not first.startswith(f"{run.life} "):
             raise Violation(f"{task.id} of {run.life} got the step {first!r} of another life")
         if what == "fail" and retry_of(task.id) is None:

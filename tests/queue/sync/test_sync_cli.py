@@ -230,7 +230,7 @@ def test_a_name_stays(here: Here, once: Here) -> None:
 
 
 def test_receipts_may_be_kept_for_ever(here: Here, once: Here) -> None:
-    assert here("--local", "a", "--remote", "bucket", "--once", "--receipts", "forever").code == 0
+    assert here("--local", "a", "--remote", "bucket", "--create", "--once", "--receipts", "forever").code == 0
     short = here("--local", "a", "--remote", "bucket", "--once", "--receipts", "3d")
     assert short.code == 2
     assert "at least 7 days" in short.err

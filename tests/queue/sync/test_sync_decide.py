@@ -14,8 +14,8 @@ from limpet.queue.api import Policy
 from limpet.queue.decide import claimed, freed
 from limpet.queue.entry import EntryLease, Receipt, new_task
 from limpet.queue.sync.decide import (
-    Home,
-    Joined,
+    FleetVerdict,
+    RemoteFleet,
     absent,
     ends,
     entry_of_line,
@@ -289,17 +289,19 @@ def test_an_absence_ends_before_anything_goes() -> None:
 @pytest.mark.parametrize(
     ("known", "now", "what"),
     [
-        ((None, 0), ("a", 0), Joined.SAME),
-        ((None, 0), (None, 0), Joined.SAME),
-        (("a", 0), (None, 0), Joined.SAME),
-        (("a", 7), ("a", 7), Joined.SAME),
-        ((None, 0), ("a", 7), Joined.RESTORED),
-        (("a", 0), ("a", 7), Joined.RESTORED),
-        (("a", 7), ("a", 0), Joined.OLDER),
-        (("a", 7), ("a", 6), Joined.OLDER),
-        (("a", 0), ("b", 0), Joined.OTHER),
-        (("a", 0), ("b", 7), Joined.OTHER),
+        ((None, 0), ("a", 0), FleetVerdict.SAME),
+        ((None, 0), (None, 0), FleetVerdict.SAME),
+        (("a", 0), (None, 0), FleetVerdict.SAME),
+        (("a", 7), ("a", 7), FleetVerdict.SAME),
+        ((None, 0), ("a", 7), FleetVerdict.RESTORED),
+        (("a", 0), ("a", 7), FleetVerdict.RESTORED),
+        (("a", 7), ("a", 0), FleetVerdict.OLDER),
+        (("a", 7), ("a", 6), FleetVerdict.OLDER),
+        (("a", 0), ("b", 0), FleetVerdict.OTHER),
+        (("a", 0), ("b", 7), FleetVerdict.OTHER),
     ],
 )
-def test_which_fleet_a_node_meets(known: tuple[str | None, int], now: tuple[str | None, int], what: Joined) -> None:
-    assert joined(Home(*known), Home(*now)) is what
+def test_which_fleet_a_node_meets(
+    known: tuple[str | None, int], now: tuple[str | None, int], what: FleetVerdict
+) -> None:
+    assert joined(RemoteFleet(*known), RemoteFleet(*now)) is what

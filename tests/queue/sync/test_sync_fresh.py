@@ -10,7 +10,7 @@ import pytest
 from limpet import keys
 from limpet.errors import Invalid
 from limpet.keys import Key
-from limpet.queue.sync.decide import Home
+from limpet.queue.sync.decide import RemoteFleet
 from limpet.queue.sync.log import PAGE
 from limpet.queue.sync.supervisor import RETENTION_S
 from limpet.store import Always, MemoryStore
@@ -383,7 +383,7 @@ def test_when_everything_was_heard_is_noted_now_and_then(fleet: Fleet) -> None:
 def test_after_a_restore_all_nodes_send_again_what_they_have(fleet: Fleet) -> None:
     """A15: what was pushed, or ended, between the backup and the loss. Cursors and numbers of logs are no longer right:
     another node's next log has a number that was used before."""
-    homes = [Home("f", 0)]
+    homes = [RemoteFleet("f", 0)]
     nodes = {name: Node(fleet, name) for name in "abc"}
     a, b, c = nodes.values()
 
@@ -404,7 +404,7 @@ def test_after_a_restore_all_nodes_send_again_what_they_have(fleet: Fleet) -> No
         node.sync()
     fleet.memory._objects.clear()
     fleet.memory._objects.update(saved)
-    homes.append(Home("f", 8))
+    homes.append(RemoteFleet("f", 8))
     b.push("new")
     for _ in range(2):
         for node in (c, b, a):
@@ -419,12 +419,12 @@ def test_after_a_restore_all_nodes_send_again_what_they_have(fleet: Fleet) -> No
 
 
 def test_a_running_supervisor_stops_sending_to_another_fleet(fleet: Fleet) -> None:
-    homes = [Home("f", 0)]
+    homes = [RemoteFleet("f", 0)]
     a = Node(fleet, "a")
     a.restart(home=lambda: homes[-1])
     a.sync()
     a.push("x")
-    homes.append(Home("g", 0))
+    homes.append(RemoteFleet("g", 0))
     with pytest.raises(Invalid, match="belongs to fleet f; --remote is another one, g"):
         a.up()
     assert waiting(fleet) == [[]]
@@ -434,7 +434,7 @@ def test_a_running_supervisor_stops_sending_to_another_fleet(fleet: Fleet) -> No
 
 def test_a_node_that_joins_another_fleet_gets_what_is_there(fleet: Fleet) -> None:
     """A node of that fleet has the name of one of the old fleet, whose logs were read: by number they seem known."""
-    homes = [Home("f", 0)]
+    homes = [RemoteFleet("f", 0)]
     a, b = Node(fleet, "a"), Node(fleet, "b")
     a.restart(home=lambda: homes[-1])
     a.sync()
@@ -445,7 +445,7 @@ def test_a_node_that_joins_another_fleet_gets_what_is_there(fleet: Fleet) -> Non
     other = Node(fleet, "b")
     other.push("g1")
     other.sync()
-    homes.append(Home("g", 0))
+    homes.append(RemoteFleet("g", 0))
     a.restart(home=lambda: homes[-1], rehome=True)
     a.sync()
     assert waiting(a) == waiting(fleet) == [["f1", "g1"]]
@@ -453,14 +453,14 @@ def test_a_node_that_joins_another_fleet_gets_what_is_there(fleet: Fleet) -> Non
 
 def test_a_rehoming_that_died_is_done_again(fleet: Fleet) -> None:
     a = Node(fleet, "a")
-    a.restart(home=lambda: Home("f", 0)).up()
+    a.restart(home=lambda: RemoteFleet("f", 0)).up()
     a.push("x")
     a.sync()
     fleet.memory._objects.clear()
-    a.restart(home=lambda: Home("f", 1))
+    a.restart(home=lambda: RemoteFleet("f", 1))
     second = partial(a.disk.before, "put", "node.json", crash)
     a.disk.before("put", "node.json", lambda: a.disk.before("put", "node.json", second))
     with pytest.raises(Crash):
         a.up()
-    a.restart(home=lambda: Home("f", 1)).up()
+    a.restart(home=lambda: RemoteFleet("f", 1)).up()
     assert waiting(fleet) == [["x"]]

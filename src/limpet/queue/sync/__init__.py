@@ -5,7 +5,7 @@ Read `records` for the stored formats, `decide` for the rules, `log` for journal
 """
 
 from limpet.queue.sync.apply import Collision, Cycle, RemoteLeases
-from limpet.queue.sync.decide import Home
+from limpet.queue.sync.decide import RemoteFleet
 from limpet.queue.sync.log import ClientLog, Outbox
 from limpet.queue.sync.records import RemoteLease
 from limpet.queue.sync.supervisor import Blocked, Disconnected, Reconnected, Supervisor, SyncEvent
@@ -16,9 +16,9 @@ __all__ = [
     "Collision",
     "Cycle",
     "Disconnected",
-    "Home",
     "Outbox",
     "Reconnected",
+    "RemoteFleet",
     "RemoteLease",
     "RemoteLeases",
     "Supervisor",

@@ -27,14 +27,14 @@ STALE_PART = 1 / 28
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class RemoteFleet:
     """Which fleet is at the remote URL: its id, None for one that has none yet, and its epoch."""
 
     fleet: str | None
     epoch: int
 
 
-class Joined(Enum):
+class FleetVerdict(Enum):
     """What the fleet at the remote URL is to a node."""
 
     SAME = "the one that the node belongs to"
@@ -43,15 +43,15 @@ class Joined(Enum):
     OTHER = "another one"
 
 
-def joined(known: Home, now: Home) -> Joined:
+def joined(known: RemoteFleet, now: RemoteFleet) -> FleetVerdict:
     """What the fleet `now` at the remote URL is to a node that belongs to `known`."""
     if now.fleet is None or now == known:
-        return Joined.SAME
+        return FleetVerdict.SAME
     if known.fleet not in (None, now.fleet):
-        return Joined.OTHER
+        return FleetVerdict.OTHER
     if now.epoch == known.epoch:
-        return Joined.SAME  # the node learns the id now
-    return Joined.RESTORED if now.epoch > known.epoch else Joined.OLDER
+        return FleetVerdict.SAME  # the node learns the id now
+    return FleetVerdict.RESTORED if now.epoch > known.epoch else FleetVerdict.OLDER
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from limpet import keys
 from limpet.cell import Cell, struct_codec
 from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.keys import Key
-from limpet.queue.sync.decide import Home, Joined, joined
+from limpet.queue.sync.decide import FleetVerdict, RemoteFleet, joined
 from limpet.queue.sync.records import DAMAGE, NODE_CHARS_MAX, CursorRecord, NodeRecord, check_node
 from limpet.runtime import Runtime
 from limpet.store.api import Absent, Store
@@ -76,7 +76,7 @@ class NodeState:
         self._load_cursors()
         self._update(self._started)
 
-    def join(self, home: Home, *, rehome: bool) -> bool:
+    def join(self, home: RemoteFleet, *, rehome: bool) -> bool:
         """Compare the fleet at the remote URL with the one that the node belongs to; `rehome`: join it in any case.
 
         A node that joins a fleet, or meets its own after a restore, sends everything again and pulls everything, by no
@@ -84,13 +84,13 @@ class NodeState:
         Raises: Invalid for another fleet.   Cost: nothing if it is the same; else 1 PUT and 1 DELETE a cursor here.
         Crash: done again, or the record says that everything is to be sent.
         """
-        known = Home(self.record.fleet, self.record.epoch)
+        known = RemoteFleet(self.record.fleet, self.record.epoch)
         match joined(known, home):
-            case Joined.SAME:
+            case FleetVerdict.SAME:
                 if home.fleet is not None and home != known:
                     self.change(fleet=home.fleet, epoch=home.epoch)
                 return False
-            case Joined.OTHER | Joined.OLDER as what if not rehome:
+            case FleetVerdict.OTHER | FleetVerdict.OLDER as what if not rehome:
                 raise Invalid(
                     f"node {self.node!r} belongs to fleet {known.fleet}; --remote is {what.value}, {home.fleet}",
                     hint="check --remote; `limpet supervise --rehome` joins that fleet, and sends it all that is here",

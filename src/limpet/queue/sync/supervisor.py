@@ -26,7 +26,7 @@ from limpet.queue.entry import Storage
 from limpet.queue.push import Pusher
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync.apply import Applier, Cycle, queues_of
-from limpet.queue.sync.decide import Home
+from limpet.queue.sync.decide import RemoteFleet
 from limpet.queue.sync.down import LogApplier
 from limpet.queue.sync.records import DAMAGE
 from limpet.queue.sync.state import NodeState
@@ -100,7 +100,7 @@ class Supervisor:
         down_s: float = DOWN_S,
         retention_s: float = RETENTION_S,
         policy: Policy | None = None,
-        home: Callable[[], Home] | None = None,
+        home: Callable[[], RemoteFleet] | None = None,
         rehome: bool = False,
     ) -> None:
         for name, value in (("up_s", up_s), ("down_s", down_s), ("retention_s", retention_s)):
