@@ -448,7 +448,7 @@ DURABLE_BUGS = [
         0,
         (
             "HeldLease.check_held",
-            "if seen is None or seen.value.token != self.token or seen.value.state is not State.HELD:",
+            "if seen is None or not self._is_of_this_claim(seen.value) or seen.value.state is not State.HELD:",
             "if seen is None:",
         ),
         room="lease",
