@@ -15,7 +15,7 @@ from limpet.cli import main
 from support.walk import Tracer, Walk, commit_walks
 
 FILES_MAX = {
-    "a task, push to receipt": 6,
+    "a task, push to receipt": 7,
     "a record, put, compile, get": 7,
     "a commit over HTTP": 11,
     "`limpet queue ls`": 4,

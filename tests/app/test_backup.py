@@ -1143,8 +1143,8 @@ def test_a_backup_without_an_id_is_continued_and_restored() -> None:
     forget_id(fleet.memory)
     fleet.copy()
     assert not record_of(fleet.kept).id
-    limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime).check()
-    assert record_of(fleet.memory).id, "the next process that opens the fleet gives it one"
+    limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime).identify()
+    assert record_of(fleet.memory).id
     fleet.copy()
     assert record_of(fleet.kept).id == record_of(fleet.memory).id
 
@@ -1152,7 +1152,8 @@ def test_a_backup_without_an_id_is_continued_and_restored() -> None:
 def test_a_fleet_without_an_id_gets_one_from_the_first_process_that_may_write_it() -> None:
     fleet = Restored()
     forget_id(fleet.memory)
-    assert limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime, read_only=True).record.id is msgspec.UNSET
+    limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime, read_only=True).identify()
+    assert not record_of(fleet.memory).id
 
     class ForWorkers(MemoryStore):
         def put(self, key: Key, *args: Any, **options: Any) -> Version:
@@ -1163,12 +1164,15 @@ def test_a_fleet_without_an_id_gets_one_from_the_first_process_that_may_write_it
     guarded = _named_memory[f"{fleet.name}-guarded"] = ForWorkers(fleet.runtime)
     guarded._objects = fleet.memory._objects
     worker = limpet.open(f"memory://{fleet.name}-guarded", runtime=fleet.runtime)
+    worker.identify()
     worker.queue("q").push({})
     assert not record_of(fleet.memory).id
     opened = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
+    opened.identify()
     assert opened.record.id == record_of(fleet.memory).id is not msgspec.UNSET
     again = limpet.open(f"memory://{fleet.name}", runtime=fleet.runtime)
-    assert again.check().meter.snapshot().requests == {"get": 1}
+    again.identify()
+    assert again.meter.snapshot().requests == {"get": 1}
 
 
 def forget_id(store: MemoryStore) -> None:

@@ -31,6 +31,7 @@ from limpet.queue.entry import (
     Suspension,
     task_name,
 )
+from limpet.records import Name
 
 LOOK_MIN_S = 2.0
 LOOK_MAX_S = 60.0
@@ -199,7 +200,7 @@ def is_retry(named: str, pushed_at: datetime | None, receipt: Receipt, life: str
 class _RecordedLife(msgspec.Struct, frozen=True):
     """What a step and a signal say of their life."""
 
-    life: str | None = None
+    life: Name | None = None
 
 
 _RECORDED_LIFE = records.decoder(_RecordedLife)
