@@ -70,6 +70,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/queue/test_receipts.py",
     ),
     "src/limpet/queue/durable.py": ("tests/queue/test_durable_decide.py",),
+    "src/limpet/app/backup_decide.py": ("tests/app/test_backup.py",),
     "src/limpet/queue/sync/decide.py": ("tests/queue/sync/test_sync_decide.py",),
     "src/limpet/index/decide.py": ("tests/index/test_index_decide.py", "tests/index/test_index_seek.py"),
     "src/limpet/catalog/maintain/decide.py": ("tests/catalog/test_catalog_retention.py",),
