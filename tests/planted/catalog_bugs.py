@@ -52,7 +52,7 @@ CATALOG_BUGS = [
     _bug(
         "a lock of another process refuses the batch",
         "catalog 5",
-        0,
+        6,
         ("Compactor._attempt", "if head is None or head.token < token:", "if paths:"),
         (
             "_check_lock",

@@ -137,7 +137,7 @@ DURABLE_BUGS = [
     _bug(
         "a push of a durable task has no derived name",
         "pushes: made once",
-        35,
+        3,
         (
             "Pusher.push",
             "entry = check_id(id) if id is not None else name",
@@ -288,7 +288,7 @@ DURABLE_BUGS = [
     _bug(
         "a lease has no room for what its suspended tasks wait for",
         "suspension: whatever the tasks wait for",
-        77,
+        75,
         ("decide.fitted", "if sum(sizes.values()) <= room:", "if True:"),
         ("EntryClaim._free", "bare(change(record))", "change(record)"),
     ),
@@ -589,7 +589,7 @@ DURABLE_BUGS = [
     _bug(
         "a retry with recorded steps looks like any other task",
         "lives: what may have steps says so",
-        0,
+        2,
         ("entry.new_task", "DURABLE_SCHEMA if has_steps else SCHEMA", "SCHEMA"),
         ("entry.read_content", "task.schema == DURABLE_SCHEMA or bool(task.origin)", "bool(task.origin)"),
         scenario="lives",
@@ -597,7 +597,7 @@ DURABLE_BUGS = [
     _bug(
         "a retry removes the steps of a task whose batch waits",
         "lives: rule 3",
-        0,
+        253,
         (
             "Admin._drop_steps",
             "if part is None or not self._storage.exists(self._keys.tasks(part[0], batch=True)):",

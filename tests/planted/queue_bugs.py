@@ -362,13 +362,13 @@ QUEUE_BUGS = [
     _bug(
         "a task that was read long before its claim is trusted, in the plain scenario",
         "H9",
-        0,
+        37,
         ("BucketQueue._take", "self._runtime.elapsed_s() - sent_at_s > FRESH_S or ", ""),
     ),
     _far(
         "a lease goes together with its task",
         "H9",
-        2245,
+        703,
         ("queue.Closer._delete_tasks", "self._runtime.elapsed_s() + LINGER_S", "self._runtime.elapsed_s()"),
     ),
     _far(
@@ -380,7 +380,7 @@ QUEUE_BUGS = [
     _far(
         "a bulk delete that failed in part counts as done",
         "F20",
-        0,
+        5,
         ("queue.Closer._delete_tasks", "if errors[key] is None:", "if key in errors:"),
     ),
     _far(
@@ -392,7 +392,7 @@ QUEUE_BUGS = [
     _far(
         "the bell rings before the task is there",
         "a push wakes an idle worker",
-        0,
+        1,
         (
             "Pusher.push",
             "created = self.place(entry, task, fresh=fresh and entry == name)\nif created:\n    self._storage.ring()",

@@ -89,6 +89,6 @@ def test_caught(bug: Bug, forks: ForkServerContext, tmp_path: Path) -> None:
     said = tmp_path / "said"
     process = forks.Process(target=replay_into, args=(said, bug.name))
     process.start()
-    process.join(60)
+    process.join(100)
     process.kill()
     assert process.exitcode == 0, f"{bug.name!r} survives seed {bug.seed}:\n{said.read_text()}"
