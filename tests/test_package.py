@@ -18,7 +18,7 @@ import limpet
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "reference" / "install.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SIZE_MAX = 1_000_000
+SIZE_MAX = 1_100_000
 TOOLS = {"limpet", "pip", "setuptools", "wheel"}
 
 

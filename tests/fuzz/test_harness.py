@@ -211,6 +211,7 @@ UNREAD = {
     "probe_key": "an object of `doctor`, which compares it with what it wrote",
     "damaged_key": "put aside for people",
     "join": "a key below a prefix",
+    "check_path": "a key that another program chose",
 }
 WAREHOUSE = {"metadata", "view-metadata", "table-metadata", "table-manifest", "table-manifest-list", "table-data"}
 

@@ -57,7 +57,7 @@ BACKUP_BUGS = [
     _bug(
         "steps are copied before the queues",
         "backup: recorded pushes",
-        540,
+        1172,
         (
             "backup._copy_fleet",
             "for kind in QUEUE_ORDER:",

@@ -582,7 +582,7 @@ DURABLE_BUGS = [
     _bug(
         "a receipt knows only of the steps that the lease names",
         "lives: what may have steps says so",
-        0,
+        456,
         ("durable.may_have_steps", "contested or n in durable", "n in durable"),
         scenario="lives",
     ),

@@ -89,8 +89,7 @@ UntilEmptyOption = Annotated[
     typer.Option(
         "--until-empty",
         rich_help_panel=PROCESSES,
-        help="Exit when nothing waits, rests or runs. Tasks that sleep are waited for; those that wait for a signal, "
-        "or for such tasks, are named and left.",
+        help="Exit when nothing waits, rests or runs. Tasks that wait for signals are named and left.",
     ),
 ]
 MaxTasksOption = Annotated[

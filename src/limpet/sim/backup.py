@@ -142,7 +142,8 @@ class BackupActor(Actor):
         self.runtime.sleep(200.0)
         last = record_of(self.actors.kept)
         if last.state != "finished":
-            self.copy(wait_s=HEAL_S)  # the store's clock may have been set back: a dead run then holds the lock for longer
+            # If the clock of the store was set back, a dead run holds the lock for longer.
+            self.copy(wait_s=HEAL_S)
         found = check_backup(self.target, self.runtime, url=TARGET)
         if not found.ok:
             raise Violation(f"the backup is finished, and not whole: {found}")
