@@ -89,7 +89,7 @@ UntilEmptyOption = Annotated[
     typer.Option(
         "--until-empty",
         rich_help_panel=PROCESSES,
-        help="Exit when nothing waits, rests or runs. Tasks that wait for signals are named and left.",
+        help="Exit when nothing waits, except for signals.",
     ),
 ]
 MaxTasksOption = Annotated[
