@@ -57,6 +57,7 @@ _TEST = (
     Package("tmux", "tmux", "limpet top, in a terminal"),
     Package("zsh", "zsh", "completion in zsh"),
     Package("fish", "fish", "completion in fish"),
+    Package("npm", "npm", "the reader of data packages in JavaScript"),
 )
 PACKAGES: dict[str, tuple[Package, ...]] = {
     "test": _TEST,
@@ -66,7 +67,6 @@ PACKAGES: dict[str, tuple[Package, ...]] = {
         Package("ceph-mon", "ceph-mon", "conformance on Ceph RGW"),
         Package("ceph-osd", "ceph-osd", "conformance on Ceph RGW"),
         Package("default-jre-headless", "java", "the catalog's clients: Spark"),
-        Package("npm", "npm", "the reader of data packages in JavaScript"),
         Package("prometheus", "promtool", "alert rules and metrics, checked by promtool"),
     ),
     "bench": (
@@ -125,10 +125,8 @@ def install_npm() -> None:
         print("missing npm: skipped without it: the reader of data packages in JavaScript", flush=True)
         return
     shutil.copytree(JAVASCRIPT, VENV / "js", dirs_exist_ok=True)
-    if (
-        _try(["npm", "ci", "--prefix", str(VENV / "js"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"])
-        == 0
-    ):
+    options = ["--prefix", str(VENV / "js"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    if _try(["npm", "ci", *options]) == 0:
         stamp.write_text(lock)
     else:
         print("npm failed: skipped without it: the reader of data packages in JavaScript", flush=True)

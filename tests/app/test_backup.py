@@ -809,7 +809,12 @@ def test_a_second_backup_copies_only_what_changed_and_removes_what_is_gone(fleet
 def test_a_killed_backup_is_known_as_such_and_goes_on(fleet_dir: Path, tmp_path: Path, after: int) -> None:
     kept = tmp_path / "kept"
     process = subprocess.Popen(limpet_command("backup", str(fleet_dir), str(kept)), stdout=subprocess.DEVNULL)
-    poll("it has begun", lambda: process.poll() is not None or sum(len(names) for _, _, names in os.walk(kept)) > after)
+
+    def begun() -> bool:
+        files = sum(len(names) for _, _, names in os.walk(kept))
+        return process.poll() is not None or (files > after and (kept / "backup.json").exists())
+
+    poll("it has begun", begun)
     process.kill()
     process.wait()
     store = store_for(str(kept), system())

@@ -498,9 +498,8 @@ def test_in_place_every_task_is_taken_over_once(fleet: Fleet) -> None:
     assert queue.notices() == []
 
 
+@pytest.mark.parametrize("url", ["directory", "seaweedfs"], indirect=True)  # a URL of memory has no prefix
 def test_in_place_by_the_url_of_the_queue(fleet: Fleet) -> None:
-    if fleet.url.startswith("memory://"):
-        pytest.skip("its URL has no prefix")
     lay(fleet, "pending/a.com/task.json", {"domain": "a.com"})
     place, mark, query = fleet.url.partition("?")
     report = adopt_tasks(fleet, "enrich", f"{place}/queues/enrich{mark}{query}", quiesced=True)
@@ -508,10 +507,9 @@ def test_in_place_by_the_url_of_the_queue(fleet: Fleet) -> None:
     assert ran(fleet) == ["a.com"]
 
 
+@pytest.mark.parametrize("url", ["directory", "seaweedfs"], indirect=True)  # a URL of memory has no prefix
 def test_the_folder_of_a_campaign_in_the_fleet_itself(fleet: Fleet) -> None:
     """The local path of the document is queues/<campaign>/<queue>/."""
-    if fleet.url.startswith("memory://"):
-        pytest.skip("its URL has no prefix")
     lay(fleet, "enrich/pending/a.com/task.json", {"domain": "a.com"}, queue="camp")
     lay(fleet, "enrich/completed/b.com.json", {"domain": "b.com"}, queue="camp")
     place, mark, query = fleet.url.partition("?")
