@@ -333,8 +333,7 @@ DURABLE_BUGS = [
         "sleep: ends in time",
         0,
         ("durable.left_before", "return before.due_s - held_s", "return None"),
-        scenario="queue/test_durable_stores.py::"
-        "test_a_sleep_ends_though_the_files_are_of_a_clock_that_is_an_hour_ahead",
+        scenario="queue/test_durable.py::test_a_sleep_ends_in_time_though_the_clock_of_the_store_was_set_back",
     ),
     _bug(
         "a signal is not looked for",
@@ -420,7 +419,7 @@ DURABLE_BUGS = [
         "steps: numbered in the order of the calls",
         0,
         ("TaskSteps._check_own", "if coroutine is None or coroutine is not self.main:", "if False:"),
-        scenario="queue/test_durable.py::test_steps_are_made_by_the_handlers_own_coroutine_and_awaited_anywhere",
+        scenario="queue/test_durable.py::test_a_loop_of_a_plain_handler_has_one_coroutine_with_steps",
     ),
     _bug(
         "threads beside the handler's own number their steps as they come",
