@@ -54,7 +54,7 @@ screenshots: have-python ## take the pictures of the dashboard in docs/img again
 
 soak: have-python ## simulate new seeds for SECONDS=600, then damage stored objects for a quarter of that
 	@$(PYTHON) tools/install.py dev
-	@$(BIN)/python -m limpet.sim soak --seconds $(SECONDS)
+	@$(BIN)/python -m sim soak --seconds $(SECONDS)
 	@$(BIN)/python tests/fuzz/run.py --seconds $$(($(SECONDS) / 4)) --seed $$(date +%s)
 
 clean: ## remove the venv, caches and build output

@@ -13,15 +13,15 @@ from itertools import count, cycle, islice
 from typing import Any
 
 import obstore
-from bench.rounds import Batch, Call, Case
 
-from limpet.cell import PLAIN, Cell
-from limpet.keys import Key, cell_key, lock_key
-from limpet.lease import Lock, VersionWatch
-from limpet.runtime import system
-from limpet.store import Absent, Match, Put, Version
-from limpet.store.cloud import _READ, _SMALL_PUT, CloudStore, _client
-from limpet.store.credentials import locate
+from bench.rounds import Batch, Call, Case
+from limpet.kernel.cell import PLAIN, Cell
+from limpet.kernel.keys import Key, cell_key, lock_key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Absent, Match, Put, Version
+from limpet.kernel.store.cloud import _READ, _SMALL_PUT, CloudStore, _client
+from limpet.kernel.store.credentials import locate
 from support.servers.process import Bucket
 
 __all__ = ["cloud_cases"]

@@ -30,17 +30,16 @@ from typing import Any
 sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import limpet
 from bench.delay import delayed
 from bench.queues.api import NotHere, needs
 from bench.queues.servers import postgres_port, server_versions, tied
 from bench.report import file_system, machine, versions
 from bench.slow import DELAY_S, SlowStore
-
-import limpet
-from limpet.app.fleet import store_for
+from limpet.app.place import store_for
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Store
 from limpet.queue import BucketQueue, Policy
-from limpet.runtime import system
-from limpet.store import Store
 from limpet.worker import Job, Worker
 
 ROOT = Path(__file__).resolve().parent.parent

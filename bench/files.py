@@ -24,10 +24,9 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast
 
 from bench.rounds import Batch, Call, Case
-
-from limpet.keys import Key
-from limpet.store import Absent, Match
-from limpet.store.directory import DirectoryStore, Files, OsFiles
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Match
+from limpet.kernel.store.directory import DirectoryStore, Files, OsFiles
 
 __all__ = ["file_cases"]
 

@@ -23,7 +23,6 @@ from bench.files import file_cases
 from bench.report import file_system, line, machine, save, summary
 from bench.rounds import Case, measure
 from bench.startup import start_line, starts
-
 from support.servers.seaweedfs import SeaweedFS
 
 __all__ = ["main"]

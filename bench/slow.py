@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from limpet.keys import Key
-from limpet.runtime import Runtime, system
-from limpet.store.api import Store, WrappedStore
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import Runtime, system
+from limpet.kernel.store.api import Store, WrappedStore
 
 __all__ = ["DELAY_S", "SlowStore"]
 

@@ -13,7 +13,7 @@ from statistics import median
 
 __all__ = ["Start", "start_line", "starts"]
 
-RUNS = 5
+RUNS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +33,35 @@ class Start:
 
 
 def starts() -> list[Start]:
-    """Start each of them `RUNS` times, after one run that compiles the modules."""
+    """Start each of them `RUNS` times, in turn, so that other work on the machine slows all of them alike.
+
+    One run more, before these, compiles the modules.
+    """
     python, command = sys.executable, str(Path(sys.executable).parent / "limpet")
     ways: list[tuple[str, list[str], float | None]] = [
         ("Python alone", [python, "-c", "pass"], None),
-        ("import limpet", [python, "-c", "import limpet"], 80.0),
-        ("import limpet; limpet.open()", [python, "-c", "import limpet; limpet.open('memory://')"], None),
-        ("limpet --version", [command, "--version"], 150.0),
-        ("limpet lock ls --help", [command, "lock", "ls", "--help"], None),
-        ("limpet --help", [command, "--help"], None),
+        ("import limpet", [python, "-c", "import limpet"], 40.0),
+        ("import limpet; limpet.open()", [python, "-c", "import limpet; limpet.open('memory://')"], 45.0),
+        ("limpet --version", [command, "--version"], 40.0),
+        ("limpet lock ls --help", [command, "lock", "ls", "--help"], 80.0),
+        ("limpet --help", [command, "--help"], 100.0),
     ]
+    spent: dict[str, list[float]] = {name: [] for name, _, _ in ways}
     with tempfile.TemporaryDirectory() as cache:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["PYTHONPYCACHEPREFIX"] = cache
-        return [_measured(name, words, aim_ms, environment) for name, words, aim_ms in ways]
+        for _ in range(1 + RUNS):
+            for name, words, _ in ways:
+                spent[name].append(_cpu_ms(words, environment))
+    runs = {name: times[1:] for name, times in spent.items()}
+    return [Start(name, median(runs[name]), min(runs[name]), max(runs[name]), aim) for name, _, aim in ways]
 
 
-def _measured(name: str, words: list[str], aim_ms: float | None, environment: dict[str, str]) -> Start:
-    spent = []
-    for _ in range(1 + RUNS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    runs = spent[1:]
-    return Start(name, median(runs), min(runs), max(runs), aim_ms)
+def _cpu_ms(words: list[str], environment: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def start_line(start: Start) -> str:

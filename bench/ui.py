@@ -29,12 +29,12 @@ import limpet  # noqa: E402
 from app.test_overview import HugeStore  # noqa: E402
 from browser.conftest import FLAGS  # noqa: E402
 from limpet.app import Fleet  # noqa: E402
-from limpet.app.fleet import fresh  # noqa: E402
-from limpet.keys import Key  # noqa: E402
-from limpet.runtime import system, ulid  # noqa: E402
-from limpet.store import MeteredStore  # noqa: E402
-from limpet.store.api import Blob, Stat  # noqa: E402
-from limpet.store.probe import Findings  # noqa: E402
+from limpet.app.record import fresh  # noqa: E402
+from limpet.kernel.keys import Key  # noqa: E402
+from limpet.kernel.runtime import system, ulid  # noqa: E402
+from limpet.kernel.store import MeteredStore  # noqa: E402
+from limpet.kernel.store.api import Blob, Stat  # noqa: E402
+from limpet.kernel.store.probe import Findings  # noqa: E402
 from ui.conftest import OWN, DashboardServer  # noqa: E402
 
 __all__ = ["main"]

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 import limpet
-from limpet import errors
-from limpet.errors import Held, LimpetError
+from limpet.kernel import errors
+from limpet.kernel.errors import Held, LimpetError
 
 KINDS = [kind for kind in LimpetError.__subclasses__() if kind.__module__ == errors.__name__]
 UNTIL = datetime(2026, 3, 1, 12, 30, 5, tzinfo=UTC)
@@ -71,7 +71,7 @@ def test_a_traceback_shows_the_hint_once() -> None:
     error = errors.Invalid("it broke", hint="mend it")
     error.add_note("at noon")
     assert traceback.format_exception_only(error) == [
-        "limpet.errors.Invalid: it broke\n",
+        "limpet.kernel.errors.Invalid: it broke\n",
         "hint: mend it\n",
         "at noon\n",
     ]

@@ -76,7 +76,8 @@ def _plain(name: str) -> str:
 def test_budget_covers_the_phases_in_order() -> None:
     phases = budget.plan("test")
     assert [phase.name for phase in phases] == [*budget.BUDGET_S]
-    assert sum(phase.budget_s for phase in phases) == budget.TOTAL_S
+    assert sum(phase.budget_s for phase in phases if not phase.patient) == budget.TOTAL_S
+    assert [phase.name for phase in phases if phase.patient] == ["simulation"]
     full = [phase.name for phase in budget.plan("test-full")]
     assert full == [*budget.BUDGET_S, "other Pythons", "mutants"]
     assert all("not full" in command for phase in phases if phase.pytest for command in phase.commands)
@@ -106,6 +107,20 @@ def test_what_runs_beside_a_phase_ends_with_it_and_decides_nothing(tmp_path: Pat
     [result] = budget.run([budget.Phase("one", ((sys.executable, "-c", ""),), beside=beside)], skips_fail=False)
     assert not result.failed
     assert mark.exists()
+
+
+def test_a_patient_phase_runs_together_with_those_behind_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    code = "import os, time\nopen({!r}, 'w')\nwhile not os.path.exists({!r}): time.sleep(0.01)\nprint('met')"
+    phases = [
+        budget.Phase("patient", ((sys.executable, "-c", code.format(str(first), str(second))),), patient=True),
+        budget.Phase("other", ((sys.executable, "-c", code.format(str(second), str(first))),)),
+    ]
+    results = budget.run(phases, skips_fail=False)
+    assert [(result.phase.name, result.verdict) for result in results] == [("patient", "ok"), ("other", "ok")]
+    assert re.findall(r"^met$", capfd.readouterr().out, re.M) == ["met", "met"]
+    longest_s = max(result.used_s for result in results)
+    assert longest_s <= budget._wall_s(results) < sum(result.used_s for result in results)
 
 
 def test_a_command_that_is_not_there_fails_its_phase() -> None:
@@ -286,9 +301,10 @@ def test_a_mutant_of_a_class_is_seen_after_a_fresh_import() -> None:
 import os, sys
 sys.path[:0] = ["src", "tests", "tools"]
 import mutate
-path = "src/limpet/cell/decide.py"
+path = "src/limpet/kernel/cell/decide.py"
 found = next(each for each in mutate.mutants(open(path).read()) if "max_length=65" in each.new)
-pid = mutate._start("limpet.cell.decide", found.tree, ["tests/cell/test_decide.py", "-k", "figures_of_a_header"], 1)
+tests = ["tests/cell/test_decide.py", "-k", "figures_of_a_header"]
+pid = mutate._start("limpet.kernel.cell.decide", found.tree, tests, 1)
 print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     said = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -14,12 +14,13 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.errors import Denied, Missing
-from limpet.keys import FLEET, CatalogKeys, QueueKeys
-from limpet.store.api import Put
-from limpet.store.cloud import CloudStore
-from limpet.store.policies import Scope, aws_policy, root_of
-from limpet.store.roles import NARROWED, ROLES, Role, check_queues
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Denied, Missing
+from limpet.kernel.keys import FLEET, QueueKeys
+from limpet.kernel.store.api import Put
+from limpet.kernel.store.cloud import CloudStore
+from limpet.kernel.store.policies import Scope, aws_policy, root_of
+from limpet.kernel.store.roles import NARROWED, ROLES, Role, check_queues
 from support.roles import client, examples, folders_of, key_for, wrong
 from support.servers.moto import Moto
 from support.servers.process import Bucket, NotInstalled

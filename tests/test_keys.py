@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from limpet import keys
-from limpet.errors import Invalid
-from limpet.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, segment
+from limpet.kernel import keys
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import Key, check, check_prefix, disk_name, from_disk_name, is_own_path, name_of, segment
 from support.clock import steady
 
 SAFE = set(string.ascii_letters + string.digits + "_-.%")

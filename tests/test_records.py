@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Corrupt, Invalid, LimpetError
-from limpet.records import DEPTH_MAX, RECORD_BYTES_MAX, builtins, decode, encode, parse_json, plain
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError
+from limpet.kernel.records import DEPTH_MAX, RECORD_BYTES_MAX, builtins, decode, encode, parse_json, plain
 from support.clock import steady
 
 JSON = st.recursive(

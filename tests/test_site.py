@@ -30,7 +30,9 @@ def test_every_link_holds_and_nothing_is_loaded_from_elsewhere(site: Path) -> No
     assert SITE["broken"](site) == []
     made = {str(path.relative_to(site)) for path in site.rglob("*.html")}
     assert {str(page.relative_to(ROOT).with_suffix(".html")) for page in PAGES[1:]} <= made
-    assert (site / "search" / "search_index.json").exists()
+    found = {each["location"] for each in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    assert "docs/inside/architecture.html" in found
+    assert not [location for location in found if location.startswith("docs/inside/decisions/")]
 
 
 def test_what_is_broken_is_found(tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_examples_in_json_and_yaml_parse(page: Path) -> None:
 
 
 def test_the_workflow_of_the_page_fits_its_schema(tmp_path: Path) -> None:
-    [body] = blocks(ROOT / "docs" / "how-to" / "github-actions.md", "yaml")
+    [body] = blocks(ROOT / "docs" / "run" / "deploy.md", "yaml")
     (tmp_path / "work.yml").write_text(body)
     tool = str(Path(sys.executable).parent / "check-jsonschema")
     command = [tool, "--builtin-schema", "vendor.github-workflows", str(tmp_path / "work.yml")]
@@ -99,11 +101,11 @@ SECTIONS = {
 
 
 def test_every_figure_of_the_comparisons_is_in_the_recorded_results() -> None:
-    text = (ROOT / "docs" / "comparisons.md").read_text()
+    text = (ROOT / "docs" / "trust" / "comparisons.md").read_text()
     seen = 0
     for title, name in SECTIONS.items():
         section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
-        [command] = re.findall(rf"`(python bench/[^`]+)`\swrote \[\S+\]\(\.\./bench/results/{name}\)", section)
+        [command] = re.findall(rf"`(python bench/[^`]+)`\swrote \[\S+\]\((?:\.\./)+bench/results/{name}\)", section)
         assert command in (ROOT / "bench" / "results" / name).read_text()
         results = {cell.strip() for cell in re.split(r"[|\n]", (ROOT / "bench" / "results" / name).read_text())}
         words = {word.removesuffix("/s") for cell in results for word in cell.replace("(", " ").split()}

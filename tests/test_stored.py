@@ -13,29 +13,28 @@ import pytest
 from msgspec import inspect
 
 import limpet
-from limpet import records
-from limpet.errors import Corrupt
-from limpet.records import Count, Instant, Name, Seconds
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt
+from limpet.kernel.records import Count, Instant, Name, Seconds
 
 NOT_STORED = {
     "limpet.catalog.commit": "a client's commit, bounded by the service and by `check_size`",
-    "limpet.cell.Lost": "an outcome in memory",
-    "limpet.cell.Replaced": "an outcome in memory",
-    "limpet.cell.Unclear": "an outcome in memory",
-    "limpet.cell.Versioned": "a value that was read and checked",
-    "limpet.cell.Won": "an outcome in memory",
-    "limpet.cell.decide.Write": "an attempt in memory",
+    "limpet.kernel.cell.Lost": "an outcome in memory",
+    "limpet.kernel.cell.Replaced": "an outcome in memory",
+    "limpet.kernel.cell.Unclear": "an outcome in memory",
+    "limpet.kernel.cell.Versioned": "a value that was read and checked",
+    "limpet.kernel.cell.Won": "an outcome in memory",
+    "limpet.kernel.cell.decide.Write": "an attempt in memory",
     "limpet.queue.entry.Content": "tasks that were read and checked",
-    "limpet.queue.queue.Candidate": "a row of a listing",
+    "limpet.queue.pages.Candidate": "a row of a listing",
     "limpet.service.rest": "messages, bounded by the service",
     "limpet.service.rpc": "messages, bounded by the service",
-    "limpet.sim.bucket": "the simulation's view of a body",
-    "limpet.store.api": "arguments and results of a store's calls",
-    "limpet.store.outcome.Resolution": "an outcome in memory",
-    "limpet.store.doctor.Check": "figures that `doctor` prints",
-    "limpet.store.doctor.Latency": "figures that `doctor` prints",
-    "limpet.store.doctor.Report": "figures that `doctor` prints",
-    "limpet.store.rights": "figures that `doctor --role` prints",
+    "limpet.kernel.store.api": "arguments and results of a store's calls",
+    "limpet.kernel.store.outcome.Resolution": "an outcome in memory",
+    "limpet.kernel.doctor.Check": "figures that `doctor` prints",
+    "limpet.kernel.doctor.Latency": "figures that `doctor` prints",
+    "limpet.kernel.doctor.Report": "figures that `doctor` prints",
+    "limpet.kernel.rights": "figures that `doctor --role` prints",
     "limpet.worker.protocol": "lines between a worker and its children",
 }
 """Modules and structs that never come from a store, and what they are instead."""
@@ -52,7 +51,7 @@ FREE = {
     "limpet.catalog.records.Change.value": "an entry of the state; `unusable` looks at it before it is published",
     "limpet.catalog.records.Row.result": "what a client was told, handed out again as it is",
     "limpet.catalog.records.RememberedAnswer.result": "what a client was told, handed out again as it is",
-    "limpet.cell._PlainBody.value": "a user's own JSON value, within the bounds of a record",
+    "limpet.kernel.cell._PlainBody.value": "a user's own JSON value, within the bounds of a record",
     "limpet.events.Event.fields{}": "facts about a run, kept as JSON text and never computed with",
 }
 """Fields that hold any JSON value, and why that is safe."""
@@ -62,7 +61,7 @@ def stored() -> list[type[msgspec.Struct]]:
     """Every struct of the package that is read from a store."""
     found: set[type[msgspec.Struct]] = set()
     for module in pkgutil.walk_packages(limpet.__path__, "limpet."):
-        if module.name.startswith("limpet.sim") or module.name.endswith("__main__"):
+        if module.name.endswith("__main__"):
             continue
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.name:

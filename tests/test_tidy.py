@@ -80,13 +80,13 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
     """The simulation can replay only what goes through a Runtime, so the CLI gets no exception either.
 
     `sim` itself may import random, whose seeded generators stand in for chance, and multiprocessing, which spreads
-    whole runs over the cores. Users' coroutines need a loop, which `worker.runner` makes. An index can be compiled and
-    imported by an executor that a user brings along, or the CLI makes. The service has one loop, and threads beside it.
+    whole runs over the cores. Users' coroutines need a loop, which `worker.coroutines` makes. An index can be compiled
+    and imported by an executor that a user brings, or the CLI makes. The service has one loop, and threads beside it.
     """
-    if source.module == "limpet.runtime":
+    if source.module == "limpet.kernel.runtime":
         return
-    allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "limpet.sim") else set()
-    if source.module == "limpet.worker.runner":
+    allowed = {"random", "multiprocessing"} if _is_or_below(source.module, "sim") else set()
+    if source.module == "limpet.worker.coroutines":
         allowed = {"asyncio"}
     if source.module in (
         "limpet.index.index",
@@ -97,29 +97,29 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         allowed = {"concurrent.futures"}
     if source.module == "limpet.cli.index.options":
         allowed |= {"multiprocessing"}
-    if source.module == "limpet.service.http":
+    if source.module in ("limpet.service.app", "limpet.service.protocol", "limpet.service.tls"):
         allowed = {"asyncio"}
     for line, name in _imports(source):
         for banned in AMBIENT:
             if banned not in allowed and _is_or_below(name, banned):
-                yield line, f"imports {name}; only limpet/runtime.py may: take a Runtime argument"
+                yield line, f"imports {name}; only limpet/kernel/runtime.py may: take a Runtime argument"
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(AMBIENT_CALLS):
-            yield node.lineno, f"uses {ast.unparse(node)}; only limpet/runtime.py may: take a Runtime argument"
+            yield node.lineno, f"uses {ast.unparse(node)}; only limpet/kernel/runtime.py may: take a Runtime argument"
 
 
 def obstore_stays_in_the_cloud_store(source: Source) -> Iterator[Finding]:
-    if source.module != "limpet.store.cloud":
+    if source.module != "limpet.kernel.store.cloud":
         for line, name in _imports(source):
             if _is_or_below(name, "obstore"):
-                yield line, f"imports {name}; only limpet/store/cloud.py may"
+                yield line, f"imports {name}; only limpet/kernel/store/cloud.py may"
 
 
 def nobody_imports_the_simulation(source: Source) -> Iterator[Finding]:
-    if not _is_or_below(source.module, "limpet.sim"):
+    if not _is_or_below(source.module, "sim"):
         for line, name in _imports(source):
-            if _is_or_below(name, "limpet.sim"):
-                yield line, f"imports {name}; nothing outside limpet/sim may"
+            if _is_or_below(name, "sim"):
+                yield line, f"imports {name}; nothing in limpet may"
 
 
 def module_has_docstring(source: Source) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def errors_are_caught_by_kind(source: Source) -> Iterator[Finding]:
 
 def types_are_decoded_by_records(source: Source) -> Iterator[Finding]:
     """The first use of a type by two threads at once ends the process (see `records.decoder`)."""
-    if source.module == "limpet.records" or _is_or_below(source.module, "limpet.sim"):
+    if source.module == "limpet.kernel.records" or _is_or_below(source.module, "sim"):
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
@@ -189,7 +189,7 @@ def no_bytes_become_code(source: Source) -> Iterator[Finding]:
 
 def reads_have_a_limit(source: Source) -> Iterator[Finding]:
     """One large object must not exhaust memory (F32): without `size_max`, a read has the limit of records."""
-    if _is_or_below(source.module, "limpet.sim"):
+    if _is_or_below(source.module, "sim"):
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
@@ -206,7 +206,7 @@ def failure_rows_exist(source: Source) -> Iterator[Finding]:
         for line, text in source.lines():
             for row in re.findall(r"\bF(\d+)\b", text.split("# noqa")[0]):
                 if not 1 <= int(row) <= FAILURE_ROWS:
-                    yield line, f"F{row} is not a row of FAILURES.md (F1 to F{FAILURE_ROWS})"
+                    yield line, f"F{row} is not a row of failures.md (F1 to F{FAILURE_ROWS})"
 
 
 def nothing_is_left_unfinished(source: Source) -> Iterator[Finding]:
@@ -361,7 +361,7 @@ def _files() -> tuple[Source, ...]:
 
 
 def _package() -> list[Source]:
-    return [source for source in _files() if re.match(r"src/limpet/.*\.py$", source.path)]
+    return [source for source in _files() if re.match(r"(src/limpet|sim)/.*\.py$", source.path)]
 
 
 def _walk(folder: Path, patterns: list[str]) -> Iterator[Path]:
@@ -397,17 +397,19 @@ PACKAGE_RULES = [
     Case(time_and_chance_come_from_runtime, "from time import sleep"),
     Case(time_and_chance_come_from_runtime, "from concurrent import futures"),
     Case(time_and_chance_come_from_runtime, "def f():\n    import threading"),
-    Case(time_and_chance_come_from_runtime, "import time", "src/limpet/sim/bad.py"),
+    Case(time_and_chance_come_from_runtime, "import time", "sim/bad.py"),
     Case(time_and_chance_come_from_runtime, "import random", "src/limpet/simple.py"),
     Case(time_and_chance_come_from_runtime, "at = datetime.datetime.now(UTC)"),
-    Case(obstore_stays_in_the_cloud_store, "from obstore.store import S3Store", "src/limpet/store/directory.py"),
-    Case(nobody_imports_the_simulation, "from limpet import sim"),
-    Case(nobody_imports_the_simulation, "from ..sim.world import World"),
-    Case(nobody_imports_the_simulation, "from . import sim", "src/limpet/__init__.py"),
+    Case(obstore_stays_in_the_cloud_store, "from obstore.store import S3Store", "src/limpet/kernel/store/directory.py"),
+    Case(nobody_imports_the_simulation, "import sim"),
+    Case(nobody_imports_the_simulation, "from sim.world import World"),
+    Case(nobody_imports_the_simulation, "import sim.world", "src/limpet/__init__.py"),
     Case(module_has_docstring, "__all__ = []"),
     Case(packages_say_what_they_export, '"""Doc."""', "src/limpet/cli/__init__.py"),
     Case(packages_say_what_they_export, '__all__ = ["gone"]'),
-    Case(packages_say_what_they_export, "from limpet.errors import Held\n__all__ = []", "src/limpet/__init__.py"),
+    Case(
+        packages_say_what_they_export, "from limpet.kernel.errors import Held\n__all__ = []", "src/limpet/__init__.py"
+    ),
     Case(public_names_are_documented, "class C:\n    '''Doc.'''\n    def f(self): ..."),
     Case(public_names_are_documented, "async def f(): ..."),
     Case(
@@ -483,24 +485,24 @@ INTERFACES = ("Store", "BaseStore", "Queue", "BaseQueue", "Format")
 
 STANDARD = frozenset(
     """
+    location properties spec statistics update uuid
     absent acceptor actor admin admission adopter always answer api app applied applier arguments backlog backoff bad
     bill blob blocked body bucket budget buffer bulk call caller candidate catalog change check checked child chunk
-    classifier client codec collected collision column command compiled compiler conflict connection connector
+    claiming classifier client codec collected collision column command compiled compiler conflict connection connector
     constraints content context corrupt cost count counter create cron csv current cycle decoder delivery denied
     disconnected discovery disk document done draft dropped edge empty encoder ended engine error executions exists
     exported fail failed failure fenced field file filter finding flag flaw fold folder form forward found function
     gathered gauge go grant granted group handle header held histogram history hook import index indexed inode input
     inspected inspection internal invalid io job json jsonl killed kind latency layout ledger level limiter limits link
-    list listed load loaded log loop lost machine manifest map mark match member merged message metadata metrics
-    missing model modified move mutex name namespace newer note notice operation order output parquet peeked permits
-    pin pinned pipe place plan planned policy prepared process progress protocol publication publish published
-    publisher pull purge push pushed pusher pushing put quarantined queue rate read reader ready reason recent
-    reconnected ref refusal refused rejected renewable renewer repairs replaced report request resolution resolver
-    response rest retried route row run runner running sample schedule schema scope screen search sender sent sequence
-    shape shell signer sink slow source stat state step stop storage styled sum summary sweeper table tail take taken
-    temp template term threads times typed unavailable unclear unknown unreachable unread unreadable unsupported user
-    usv verified verifier versioned view violation wait waiting warehouse warning watch watched won work world write
-    writer written
+    list listed load loaded log loop lost machine manifest map mark match member merged message metadata metrics missing
+    model modified move mutex name namespace newer note notice operation option order output parquet peeked permits pin
+    pinned pipe place plan planned policy prepared process progress protocol publication publish published publisher
+    pull purge push pushed pusher pushing put quarantined queue rate read reader ready reason recent reconnected ref
+    refusal refused rejected renewable renewer repairs replaced report request resolution resolver response rest retried
+    route row run runner running sample schedule schema scope screen search sender sent sequence shape shell signer sink
+    slow source stat state step stop storage styled sum summary sweeper table tail take taken temp template term threads
+    times type typed unavailable unclear unknown unreachable unread unreadable unsupported user usv verified verifier
+    versioned view violation wait waiting warehouse warning watch watched won work world write writer written
     """.split()  # noqa: SIM905 (as a list it would have a line for each word)
 )
 """Ordinary words of the trade, which need no entry in the glossary. A word that a reader must look up is not one."""
@@ -532,7 +534,7 @@ def small_modules_have_two_users() -> Iterator[str]:
 
 
 def class_names_are_plain() -> Iterator[str]:
-    """By class: its last word is in docs/glossary.md, or is a standard term."""
+    """By class: its last word is in docs/inside/glossary.md, or is a standard term."""
     known = {_singular(word) for term in _glossary() for word in term.split()} | {*map(_singular, STANDARD)}
     for name in _classes():
         *_, last = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
@@ -542,20 +544,12 @@ def class_names_are_plain() -> Iterator[str]:
 
 def glossary_is_used() -> Iterator[str]:
     """By term: code or pages use it, the glossary aside."""
-    aside = ("docs/glossary.md", "tests/support/known.py")
+    aside = ("docs/inside/glossary.md", "tests/support/known.py")
     used = [each for each in _files() if each.path.endswith((".py", ".md")) and each.path not in aside]
     text = "\n".join(source.text.lower() for source in used)
     for term in _glossary():
         if not re.search(rf"\b{re.escape(term)}", text):
             yield term
-
-
-def architecture_names_every_module() -> Iterator[str]:
-    """By module: docs/ARCHITECTURE.md says what it holds."""
-    said = {*re.findall(r"\w+", (ROOT / "docs" / "ARCHITECTURE.md").read_text())}
-    for source in _package():
-        if not source.path.endswith("__.py") and source.module.rpartition(".")[2] not in said:
-            yield source.module
 
 
 def cited_documents_exist() -> Iterator[str]:
@@ -567,7 +561,7 @@ def cited_documents_exist() -> Iterator[str]:
 
 
 def _cited(source: Source) -> set[str]:
-    if not re.search(r"\.md\b|DESIGN|ounterexample|seed 00", source.text):
+    if not re.search(r"\.md\b|ounterexample|seed 00", source.text):
         return set()
     tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
     said = [token.string for token in tokens if token.type == tokenize.COMMENT]
@@ -576,15 +570,13 @@ def _cited(source: Source) -> set[str]:
             said.append(ast.get_docstring(node) or "")
     text = "\n".join(said)
     cited = set(re.findall(r"(?<![\w./-])(?:[\w.-]+/)*[A-Za-z0-9_-]+\.md\b|\bseed 00\d\b", text))
-    if re.search(r"\bDESIGN\b(?!\.md)", text):
-        cited.add("DESIGN.md")
     if re.search(r"\b[Cc]ounterexamples? \d", text):
-        cited.add("COUNTEREXAMPLES.md")
+        cited.add("failures.md")
     return cited
 
 
 def _glossary() -> list[str]:
-    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "inside" / "glossary.md").read_text(), re.M)
     return [term.strip().lower() for row in rows for term in re.split(r"[,/]", row) if term.strip() != "word"]
 
 
@@ -600,7 +592,6 @@ TREE_RULES: list[Callable[[], Iterator[str]]] = [
     small_modules_have_two_users,
     class_names_are_plain,
     glossary_is_used,
-    architecture_names_every_module,
     cited_documents_exist,
 ]
 
@@ -619,15 +610,18 @@ def test_tree(rule: Callable[[], Iterator[str]]) -> None:
 CONCEPTS: dict[str, tuple[str, set[str]]] = {
     "counting the tasks of a queue": (
         r"^def (?:count_queues|summarize)\(|^class FailedReceipts\b",
-        {"queue/inspect.py"},
+        {"queue/count.py", "queue/summary.py"},
     ),
-    "whether a lease is live": (r"^def is_live\(", {"lease/decide.py"}),
-    "resolving an outcome by reading back": (r"^def put_resolved\(|^class Verdict\b", {"store/outcome.py"}),
-    "renewing leases in a thread": (r"^class Renewer\b|renew_interval_s\(", {"lease/__init__.py", "lease/decide.py"}),
-    "how often an idle worker polls": (r"^class Poll\w+", {"queue/queue.py", "worker/worker.py"}),
+    "whether a lease is live": (r"^def is_live\(", {"kernel/lease/decide.py"}),
+    "resolving an outcome by reading back": (r"^def put_resolved\(|^class Verdict\b", {"kernel/store/outcome.py"}),
+    "renewing leases in a thread": (
+        r"^class Renewer\b|renew_interval_s\(",
+        {"kernel/lease/renewer.py", "kernel/lease/decide.py"},
+    ),
+    "how often an idle worker looks": (r"^class (?:Poll\w+|LookSchedule)\b", {"queue/look.py"}),
     "processes that are started and watched": (r"\bPopen\(", {"worker/command.py", "worker/pool.py"}),
-    "what time it is": (r"def elapsed_s\(", {"runtime.py", "sim/world.py", "testing.py"}),
-    "forwarding to another store": (r"self\.inner\.get\(", {"store/api.py"}),
+    "what time it is": (r"def elapsed_s\(", {"kernel/runtime.py", "sim/world.py", "testing.py"}),
+    "forwarding to another store": (r"self\.inner\.get\(", {"kernel/store/api.py"}),
 }
 """By concept: how it would be written again, and where it is."""
 

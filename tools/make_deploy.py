@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from limpet.store.policies import Scope, aws_policy
-from limpet.store.roles import ROLES
+from limpet.kernel.store.policies import Scope, aws_policy
+from limpet.kernel.store.roles import ROLES
 
 __all__ = ["FOLDER", "SCOPE", "main", "policies"]
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from limpet import keys
-from limpet.app.fleet import FleetRecord, fresh
-from limpet.cell import PLAIN, Cell, struct_codec
+from limpet.app.record import FleetRecord, fresh
 from limpet.index import Index
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
-from limpet.lease import Lease, Lock, VersionWatch
+from limpet.kernel import keys
+from limpet.kernel.cell import PLAIN, Cell, struct_codec
+from limpet.kernel.lease import Lease, Lock, VersionWatch
+from limpet.kernel.runtime import SystemRuntime, ThreadHandle, ulid
+from limpet.kernel.store import DirectoryStore
+from limpet.kernel.store.probe import Findings
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
-from limpet.runtime import SystemRuntime, ThreadHandle, ulid
-from limpet.store import DirectoryStore
-from limpet.store.probe import Findings
 
 __all__ = [
     "AWKWARD",

@@ -12,33 +12,34 @@ import inspect
 import re
 import tomllib
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import ModuleType
 from typing import Any
 
-import typer
-from typer.models import ArgumentInfo, OptionInfo
+import click
 
 from limpet.app.catalogs import open_catalog, storage_of
-from limpet.cli import build
-from limpet.runtime import system
-from limpet.service.http import Route, Tokens
+from limpet.cli import parser
+from limpet.cli.parse import Context, Group, ShownArgument, ShownOption
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore, roles
+from limpet.service.app import Route
 from limpet.service.rest import Rest
 from limpet.service.rpc import compactor_routes
-from limpet.service.serve import health_routes
-from limpet.store import MemoryStore, roles
+from limpet.service.status import health_routes
+from limpet.service.tokens import Tokens
 
 __all__ = [
     "FOLDER",
     "PAGES",
-    "Command",
-    "bucket_page",
     "cli_page",
-    "commands",
+    "commands_in",
+    "costs_page",
+    "group_page",
     "house_page",
     "http_page",
     "main",
@@ -51,130 +52,70 @@ FOLDER = ROOT / "docs" / "reference"
 MADE = "*Made from the code by `tools/make_reference.py`; a test keeps it up to date.*"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command, or a group of them: its words after `limpet`, and what its help says."""
-
-    words: tuple[str, ...]
-    help: str
-    epilog: str
-    parameters: tuple[Parameter, ...] = ()
-    inside: tuple[Command, ...] = ()
-
-    @property
-    def typed(self) -> str:
-        """What one types."""
-        return " ".join(("limpet", *self.words))
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """An argument or option of a command."""
-
-    name: str
-    kind: Any
-    info: ArgumentInfo | OptionInfo
-    default: Any
-
-    @property
-    def is_argument(self) -> bool:
-        """Whether it is typed without a name."""
-        return isinstance(self.info, ArgumentInfo)
-
-    @property
-    def value(self) -> str:
-        """What stands for its value; empty for a flag."""
-        if self.info.metavar or self.is_argument:
-            return self.info.metavar or self.name.upper()
-        if isinstance(self.kind, type) and issubclass(self.kind, Enum):
-            return "|".join(str(each.value) for each in self.kind)
-        return {bool: "", int: "N", float: "N"}.get(self.kind, "TEXT")
-
-
-def commands(group: typer.Typer | None = None, words: tuple[str, ...] = ()) -> Command:
-    """The command line as a tree: what a group has itself comes before its groups."""
-    group = group or build()
-    inside = [_command(info, words) for info in group.registered_commands]
-    for each in group.registered_groups:
-        assert each.typer_instance is not None
-        inside.append(commands(each.typer_instance, (*words, str(each.typer_instance.info.name))))
-    own, alone = group.registered_callback, group.info.invoke_without_command
-    runs = own is not None and True in (alone, own.invoke_without_command)
-    parameters = _parameters(own.callback) if own is not None and runs else ()
-    return Command(words, _text(group.info.help), _said(group.info.epilog), parameters, tuple(inside))
-
-
-def _command(info: Any, words: tuple[str, ...]) -> Command:
-    call = info.callback
-    name = info.name or call.__name__.replace("_", "-")
-    return Command((*words, name), _text(info.help or call.__doc__), _said(info.epilog), _parameters(call))
-
-
-def _parameters(call: Any) -> tuple[Parameter, ...]:
-    hints = typing.get_type_hints(call, include_extras=True)
-    found = []
-    for name, each in inspect.signature(call).parameters.items():
-        if hints[name] is not typer.Context:
-            kind, about = typing.get_args(hints[name])
-            found.append(Parameter(name, _bare(kind), about, each.default))
-    return tuple(found)
-
-
-def _bare(kind: Any) -> Any:
-    """The type of one value: without None, and of a list that of its items."""
-    kinds = [each for each in typing.get_args(kind) if each is not NoneType] or [kind]
-    return kinds[0] if len(kinds) == 1 and kinds[0] is kind else _bare(kinds[0])
-
-
 def cli_page() -> str:
-    """The command line, a section for each command."""
-    return "\n\n".join(["# The command line", MADE, *_sections(commands())]) + "\n"
+    """The commands without a group, and a link to each group."""
+    return "\n\n".join(["# The command line", MADE, *_sections(parser(), by_page=True)]) + "\n"
 
 
-def _sections(command: Command) -> Iterator[str]:
-    yield f"## {command.typed}"
-    yield f"`{_usage(command)}`"
-    yield command.help
-    if command.inside:
-        links = [f"[`{each.typed}`](#{each.typed.replace(' ', '-')})" for each in command.inside]
-        about = [each.help.partition("\n")[0] for each in command.inside]
-        yield _table(("command", "what it does"), zip(links, about, strict=True))
-    if command.parameters:
-        yield _table(("", "meaning"), [(_names(each), _meaning(each)) for each in command.parameters])
+def group_page(name: str) -> str:
+    """The commands of one group, a section for each."""
+    return "\n\n".join([f"# limpet {name}", MADE, *_sections(commands_in(parser())[name], f"limpet {name}")]) + "\n"
+
+
+def _sections(command: click.Command, path: str = "limpet", *, by_page: bool = False) -> Iterator[str]:
+    """A section for a command and for each inside of it; `by_page`: groups have pages of their own."""
+    context = Context(command)
+    inside = commands_in(command)
+    apart = {name for name, each in inside.items() if by_page and isinstance(each, Group)}
+    yield f"## {path}"
+    yield f"`{_usage(command, path, context)}`"
+    yield _text(command.help)
+    if isinstance(command, Group):
+        pages = {name: f"cli-{name}.md" if name in apart else "" for name in inside}
+        links = [f"[`{path} {name}`]({page}#{path.replace(' ', '-')}-{name})" for name, page in pages.items()]
+        yield _table(("command", "what it does"), zip(links, map(command.summary, inside), strict=True))
+    shown = [each for each in command.params if isinstance(each, ShownArgument | ShownOption)]
+    if shown and command.callback is not None:
+        yield _table(("", "meaning"), [(_names(each, context), _meaning(each)) for each in shown])
     if command.epilog:
         yield _examples(command.epilog)
-    for each in command.inside:
-        yield from _sections(each)
+    for name, each in inside.items():
+        if name not in apart:
+            yield from _sections(each, f"{path} {name}")
 
 
-def _usage(command: Command) -> str:
-    if command.inside:
-        return f"{command.typed} [OPTIONS]" if command.parameters else f"{command.typed} COMMAND ..."
-    arguments = [each for each in command.parameters if each.is_argument]
-    shown = [(each.value.strip("[]"), each.default is inspect.Parameter.empty) for each in arguments]
-    return " ".join((command.typed, "[OPTIONS]", *(name if needed else f"[{name}]" for name, needed in shown)))
+def _usage(command: click.Command, path: str, context: Context) -> str:
+    if isinstance(command, Group):
+        return f"{path} [OPTIONS]" if command.invoke_without_command else f"{path} COMMAND ..."
+    arguments = [each.make_metavar(context) for each in command.params if isinstance(each, ShownArgument)]
+    return " ".join((path, "[OPTIONS]", *arguments))
 
 
-def _names(parameter: Parameter) -> str:
-    if parameter.is_argument:
-        return f"`{_cell(parameter.value.strip('[]'))}`"
-    given = parameter.info.default  # inside Annotated, the first name lands here
-    names = [*([given] if isinstance(given, str) else []), *(parameter.info.param_decls or ())]
-    names = names or [f"--{parameter.name.replace('_', '-')}"]
-    typed = ", ".join(f"`{name}`" for name in names)
-    return f"{typed} `{_cell(parameter.value)}`" if parameter.value else typed
+def commands_in(command: click.Command) -> dict[str, click.Command]:
+    """What is in a group, by name."""
+    if not isinstance(command, Group):
+        return {}
+    return {name: each for name in command.list_commands(None) if (each := command.get_command(None, name))}
 
 
-def _meaning(parameter: Parameter) -> str:
-    info, default = parameter.info, parameter.default
-    parts = [_cell(_text(info.help))]
-    if isinstance(info.show_default, str):
-        parts.append(f"Default: {info.show_default}.")
-    elif info.show_default and default not in (None, False, inspect.Parameter.empty):
-        parts.append(f"Default: {default:g}." if isinstance(default, float) else f"Default: {default}.")
-    if info.envvar:
-        names = [info.envvar] if isinstance(info.envvar, str) else info.envvar
-        parts.append(f"Environment: {', else '.join(f'`{name}`' for name in names)}.")
+def _names(parameter: ShownArgument | ShownOption, context: Context) -> str:
+    if isinstance(parameter, ShownArgument):
+        return f"`{_cell(parameter.make_metavar(context).strip('[]').removesuffix('...'))}`"
+    if parameter.secondary_opts:
+        return f"`{'/'.join([*parameter.opts, *parameter.secondary_opts])}`"
+    typed = ", ".join(f"`{name}`" for name in parameter.opts)
+    return typed if parameter.is_flag else f"{typed} `{_cell(parameter.make_metavar(context))}`"
+
+
+def _meaning(parameter: ShownArgument | ShownOption) -> str:
+    said = parameter.said
+    parts = [_cell(_text(said.text))]
+    if parameter.secondary_opts and parameter.default:
+        parts.append(f"Default: `{parameter.opts[0]}`.")
+    if said.default not in (None, "", []):
+        parts.append(f"Default: {said.default:g}." if isinstance(said.default, float) else f"Default: {said.default}.")
+    if said.variables:
+        parts.append(f"Environment: {', else '.join(f'`{name}`' for name in said.variables)}.")
     return " ".join(parts)
 
 
@@ -199,17 +140,11 @@ def _table(head: tuple[str, str], rows: typing.Iterable[tuple[str, str]]) -> str
 
 def _examples(epilog: str) -> str:
     """The commands to type as blocks, and the sentences around them."""
-    lines: list[str] = []
-    for part in epilog.replace("\\\n", "\n\n").split("\n\n"):
-        if not part.startswith("`$"):
-            lines += ["", part]
-            continue
-        if lines and lines[-1] == "```":
-            lines.pop()
-        else:
-            lines += ["", "```console"]
-        lines += [part.strip("`"), "```"]
-    return "\n".join(lines).strip()
+    parts: list[str] = []
+    for is_command, group in groupby(epilog.replace("\n\n", "\n").split("\n"), lambda line: line.startswith("$")):
+        lines = [*group]
+        parts += ["\n".join(("```console", *lines, "```"))] if is_command else lines
+    return "\n\n".join(parts)
 
 
 def roles_page() -> str:
@@ -218,9 +153,9 @@ def roles_page() -> str:
 
 
 def house_page() -> str:
-    """The rooms of the package from top to bottom, as the import contract in pyproject.toml orders them."""
+    """The rooms of the package from top to bottom, as the import contract orders them, and the files of each."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [layers] = [each["layers"] for each in contracts if each["type"] == "layers"]
+    layers = [layer for each in contracts if each["type"] == "layers" for layer in each["layers"]]
     width = max(len(name) for layer in layers for name in _rooms(layer))
     line = f"+{'-' * (width + 2)}+"
     picture = [line]
@@ -229,10 +164,30 @@ def house_page() -> str:
             picture.append(f"| {name:<{width}} |  {_summary(name)}")
         picture.append(line)
     text = "A module imports only from boxes below its own, and modules that share a box do not import each other."
-    return (
-        "\n\n".join(["# The house", MADE, f"{text} `lint-imports` checks it.", "```\n" + "\n".join(picture) + "\n```"])
-        + "\n"
-    )
+    parts = ["# The house", MADE, f"{text} `lint-imports` checks it.", "```\n" + "\n".join(picture) + "\n```"]
+    for folder in (*sorted(path.parent for path in SOURCES.rglob("__init__.py")), ROOT / "sim"):
+        parts += _files(folder)
+    return "\n\n".join(parts) + "\n"
+
+
+SOURCES = ROOT / "src" / "limpet"
+
+
+def _files(folder: Path) -> list[str]:
+    """What each file of a folder is for, in its own words."""
+    name = folder.relative_to(SOURCES.parent if folder.is_relative_to(SOURCES) else ROOT).as_posix()
+    rows = [
+        (f"`{path.name}`", _cell(_first_sentence(path)))
+        for path in sorted(folder.glob("*.py"))
+        if path.name not in ("__init__.py", "__main__.py")
+    ]
+    about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    return [f"## {name}", _formatted(about), *([_table(("file", "purpose"), rows)] if rows else [])]
+
+
+def _first_sentence(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def _rooms(layer: str) -> list[str]:
@@ -241,31 +196,43 @@ def _rooms(layer: str) -> list[str]:
 
 def _summary(name: str) -> str:
     """The first sentence of the module's docstring."""
-    path = ROOT / "src" / "limpet" / name.replace(".", "/")
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    text = ast.get_docstring(ast.parse(source.read_text())) or ""
-    return text.split("\n\n")[0].replace("\n", " ")
+    path = SOURCES / name.replace(".", "/")
+    return _first_sentence(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
 # ---- the Python interface ----
 
-PUBLIC = ("limpet", "limpet.testing", "limpet.index", "limpet.catalog", "limpet.store", "limpet.queue", "limpet.app")
-"""The packages whose exports are on the page; what several of them export is under the first."""
+PUBLIC = (
+    "limpet",
+    "limpet.testing",
+    "limpet.index",
+    "limpet.catalog",
+    "limpet.kernel.store",
+    "limpet.queue",
+    "limpet.app",
+)
+"""The packages that have a page; a name that several of them export is on the page of the first."""
+PYTHON_PAGES = {each: f"python-{each.split('.')[1]}.md" if "." in each else "python.md" for each in PUBLIC}
 
 
-def python_page() -> str:
-    """Every exported class and function, with its docstring."""
-    parts = ["# The Python interface", MADE, PYTHON_ABOUT]
+def python_page(page: str = "python.md") -> str:
+    """The exported classes and functions of one package, with their docstrings; the first page links to the others."""
+    parts: list[str] = []
     seen: set[int] = set()
-    for package in PUBLIC:
+    for package, name in PYTHON_PAGES.items():
         module = importlib.import_module(package)
-        names = [name for name in _exports(module) if id(getattr(module, name)) not in seen]
-        things = [(name, getattr(module, name)) for name in names]
+        things = [(each, getattr(module, each)) for each in _exports(module) if id(getattr(module, each)) not in seen]
         seen |= {id(thing) for _, thing in things}
-        things = [(name, thing) for name, thing in things if inspect.isclass(thing) or inspect.isroutine(thing)]
-        parts += [f"## {package}", _docs(module)]
-        for name, thing in sorted(things, key=lambda each: (inspect.isclass(each[1]), each[0].lower())):
-            parts += _described(f"{package}.{name}", thing)
+        if name != page:
+            continue
+        things = [(each, thing) for each, thing in things if inspect.isclass(thing) or inspect.isroutine(thing)]
+        parts = [f"# {package}", MADE, _docs(module)]
+        if package == PUBLIC[0]:
+            links = (f"[`{other}`]({file})" for other, file in PYTHON_PAGES.items() if other != package)
+            parts = ["# The Python interface", MADE, PYTHON_ABOUT, f"Packages: {', '.join(links)}.", f"## {package}"]
+            parts.append(_docs(module))
+        for each, thing in sorted(things, key=lambda pair: (inspect.isclass(pair[1]), pair[0].lower())):
+            parts += _described(f"{package}.{each}", thing)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -291,7 +258,7 @@ def _described(path: str, thing: Any) -> list[str]:
     bases = [base.__name__ for base in thing.__bases__ if base.__module__.startswith("limpet")]
     shown = _signature(thing).partition(" -> ")[0] if is_dataclass(thing) else f"({', '.join(bases)})" if bases else ""
     parts = [f"### {path}", f"```text\nclass {thing.__name__}{shown}\n```", _docs(thing)]
-    for name, each in vars(thing).items():
+    for name, each in _members(thing).items():
         inner = each.__func__ if isinstance(each, classmethod | staticmethod) else each
         if name.startswith("_") or not (inspect.isfunction(inner) or isinstance(inner, property)):
             continue
@@ -301,11 +268,27 @@ def _described(path: str, thing: Any) -> list[str]:
     return parts
 
 
+def _members(thing: type) -> dict[str, Any]:
+    """What a class defines or inherits from parts that are not public by themselves."""
+    members: dict[str, Any] = {}
+    for part in thing.__mro__:
+        room = part.__module__.rpartition(".")[0]
+        public = any(hasattr(importlib.import_module(each), part.__name__) for each in ("limpet", room or "builtins"))
+        if part is thing or (room.startswith("limpet") and not public):
+            members |= {name: each for name, each in vars(part).items() if name not in members}
+    return members
+
+
 def _docs(thing: Any) -> str:
     """The docstring; examples in it, which are indented or begin with `from` or `def`, as a block."""
     text = inspect.getdoc(thing) or ""
     if inspect.isclass(thing) and (thing.__doc__ is None or text.startswith(f"{thing.__name__}(")):
         return ""  # that of a base class, or made by a dataclass
+    return _formatted(text)
+
+
+def _formatted(text: str) -> str:
+    """A docstring as Markdown: drawings and examples become blocks."""
     parts = []
     for part in re.sub(r"\n(?=(Raises|Cost|Crash):)", "\n\n", text).split("\n\n"):
         is_code = part.startswith(("from ", "def ", "import ", "    ", "with "))
@@ -348,7 +331,7 @@ HTTP_ABOUT = """`limpet serve` answers the first two groups and is its own compa
 same, and `limpet serve compactor` the last two. Iceberg's routes are those of its REST catalog specification, with the
 same bodies and errors.
 
-- A caller sends `Authorization: Bearer TOKEN`. Tokens, rights and namespaces: [the service](../how-to/serve.md).
+- A caller sends `Authorization: Bearer TOKEN`. Tokens, rights and namespaces: [the service](../run/serve.md).
 - A write may carry an `Idempotency-Key`: the same request again gets the recorded answer.
 - A process that does not lead answers writes with 503 and `Retry-After`. 500, 502 and 504 mean that the outcome is
   unknown; 503 that nothing was attempted.
@@ -386,6 +369,7 @@ def _route(route: Route) -> tuple[str, str, str]:
     }
     known |= {
         "<lambda>": "What a client must know: defaults and the list of endpoints.",
+        "_renamed": "Rename a table or a view.",
         "_no_oauth": "Refused: tokens are given out by hand.",
     }
     text = " ".join((inspect.getdoc(handler) or known[handler.__name__]).split("\n\n")[0].split())
@@ -397,28 +381,39 @@ def _rows(head: tuple[str, ...], rows: typing.Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *rows])
 
 
-# ---- the bucket ----
+# ---- requests ----
 
 
-def bucket_page() -> str:
-    """What lies in a bucket: the section of ARCHITECTURE.md, beside the roles that may write it."""
-    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
-    section = text.partition("## What is in the bucket\n")[2].partition("\n## ")[0].strip()
-    about = (
-        "Everything that Limpet keeps, below the URL of a fleet. The layout is format 1 of each part; `limpet.json` "
-        "records it, and it changes only by [`limpet upgrade`](../how-to/upgrade.md). Who may write what: "
-        "[roles](roles.md). Words: [glossary](../glossary.md)."
-    )
-    return "\n\n".join(["# What is in the bucket", MADE, about, section]) + "\n"
+def costs_page() -> str:
+    """The requests and round trips of each operation, from tests/costs.toml."""
+    verbs = ("get", "head", "list", "put", "delete")
+    head = ("operation", *(verb.upper() for verb in verbs), "round trips")
+    sections = []
+    for room, costs in tomllib.loads((ROOT / "tests" / "costs.toml").read_text()).items():
+        rows = [
+            (name, *(str(cost.get(verb, "")) for verb in verbs), str(cost["trips"])) for name, cost in costs.items()
+        ]
+        sections.append(f"## {room}\n\n" + _rows(head, rows))
+    return "\n\n".join(["# What operations cost", MADE, COSTS_ABOUT, *sections]) + "\n"
 
 
-PAGES = {
-    "bucket.md": bucket_page,
+COSTS_ABOUT = (
+    "The requests of each operation in a bucket, from `tests/costs.toml`, to which `tests/test_costs.py` holds them. "
+    "Round trips are the requests that follow one another before the operation returns; the others run at the same "
+    "time, or in the background. A push, a hand-back and a resume include 1 PUT of the queue's bell, at most once a "
+    "second and process; on a directory there is none. Ranges and limits: [architecture](../inside/architecture.md)."
+)
+
+
+GROUPS = [name for name, each in commands_in(parser()).items() if isinstance(each, Group)]
+PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
+    "costs.md": costs_page,
     "house.md": house_page,
     "http.md": http_page,
-    "python.md": python_page,
     "roles.md": roles_page,
+    **{f"cli-{name}.md": partial(group_page, name) for name in GROUPS},
+    **{name: partial(python_page, name) for name in PYTHON_PAGES.values()},
 }
 """What makes each page."""
 

@@ -5,7 +5,7 @@ and deploy/. Nothing is loaded from elsewhere: no fonts, no scripts, no images. 
 search needs a server on this machine, such as `python -m http.server -d build/site`. When it is built, every link and
 anchor of every page is checked.
 
-What is in the navigation follows from the folders: a page that is added to docs/how-to is listed there.
+What is in the navigation follows from the folders: a page that is added to docs/use or docs/run is listed there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "build" / "site"
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Makefile")
 FOLDERS = ("docs", "bench", "deploy")
-GUIDES = ("first-fleet", "operate", "index", "catalog", "serve", "sql", "ui")
-"""How-tos that come first, if they are there; the others follow by name."""
-BACKGROUND = ("ARCHITECTURE", "GUARANTEES", "THREAT_MODEL", "FAILURES", "NOT_FOR", "STORES", "glossary", "origins")
+USE = ("quickstart", "tasks", "durable-tasks", "index", "tables", "locks", "testing")
+RUN = ("first-fleet", "stores", "roles", "serve", "look", "backup", "upgrade", "costs", "offline-nodes", "deploy")
+TRUST = ("guarantees", "failures", "threat-model", "not-for", "comparisons")
+REFERENCE = ("install", "cli", "python", "http", "iceberg", "bucket", "roles", "costs", "house")
+"""Pages that come first in their folder, if they are there; the others follow by name."""
 
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Before a page that the search leaves out: reasons of a decision hide the page that a reader looks for."""
 STYLE = "site.css"
 WIDE = ".md-grid { max-width: 82rem; }\n.md-typeset pre > code { font-size: 0.65rem; }\n"
 """Code on these pages has up to 120 characters in a line."""
@@ -50,7 +54,8 @@ def copy_pages(to: Path) -> None:
             _bring(to, target)
     (to / STYLE).write_text(WIDE)
     for page in to.rglob("*.md"):
-        page.write_text(spaced(page.read_text()))
+        unlisted = UNSEARCHED if page.is_relative_to(to / "docs" / "inside" / "decisions") else ""
+        page.write_text(unlisted + spaced(page.read_text()))
 
 
 def spaced(text: str) -> str:
@@ -98,17 +103,16 @@ def nav(pages: Path) -> list[Any]:
         order = [*(name for name in first if name in found), *sorted(found.keys() - {*first})]
         return [found[name] for name in order]
 
-    return [
-        {"Limpet": "README.md"},
-        {"Quickstart": "docs/quickstart.md"},
-        {"Tutorials": those("docs/tutorials", ("scraper-fleet", "durable-tasks", "record-index", "lakehouse"))},
-        {"How-to": those("docs/how-to", GUIDES)},
-        {"Reference": those("docs/reference", ("install", "cli", "python", "http", "bucket", "roles", "house"))},
-        {"Comparisons": ["docs/comparisons.md", "bench/README.md", *those("bench/results")]},
-        {"Background": [f"docs/{name}.md" for name in BACKGROUND]},
-        {"Design": ["docs/DESIGN.md", "docs/COUNTEREXAMPLES.md", *those("docs/design")]},
-        {"Project": ["deploy/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]},
-    ]
+    groups = {
+        "Use": those("docs/use", USE),
+        "Run": [*those("docs/run", RUN), "deploy/README.md"],
+        "Trust": those("docs/trust", TRUST),
+        "Inside": [*those("docs/inside", ("architecture", "glossary")), *those("docs/inside/decisions")],
+        "Reference": those("docs/reference", REFERENCE),
+        "Measurements": ["bench/README.md", *those("bench/results")],
+        "Project": ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"],
+    }
+    return [{"Limpet": "README.md"}, *({title: entries} for title, entries in groups.items() if entries)]
 
 
 def config(pages: Path, site: Path) -> dict[str, Any]:

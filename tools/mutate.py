@@ -1,6 +1,6 @@
 """Mutation testing of decision modules: change one thing at a time, and see whether the tests notice.
 
-    python tools/mutate.py src/limpet/lease/decide.py                    # the tests of the table below
+    python tools/mutate.py src/limpet/kernel/lease/decide.py                    # the tests of the table below
     python tools/mutate.py src/limpet/x/y.py --tests tests/x/test_y.py   # any other module
     python tools/mutate.py --all                                         # every module of the table
 
@@ -10,7 +10,7 @@ differs, that process has all tests collected already, gets the new code, and ru
 take less than a second. A mutant that fails a test, or does not come back in time, is killed. Exit code 1: less than
 95 % were.
 
-Mutants that behave exactly like the original are argued in docs/design/mutants.md and not counted. A line there is
+Mutants that behave exactly like the original are argued in tools/mutants.txt and not counted. A line there is
 `- FILE FUNCTION: OLD -> NEW: why`, FILE, FUNCTION, OLD and NEW in backticks, as this program prints them.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ARGUED = ROOT / "docs" / "design" / "mutants.md"
+ARGUED = ROOT / "tools" / "mutants.txt"
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 OPTIONS = ("-q", "-m", "not full", "-p", "no:xdist", "--no-header", "--tb=short", *QUIET)
 AIM = 0.95
@@ -59,9 +59,9 @@ POLL_S = 0.002
 VALUES = (int, float, str, bytes, tuple, frozenset, timedelta)
 
 TESTS: dict[str, tuple[str, ...]] = {
-    "src/limpet/lease/decide.py": ("tests/lease/test_decide.py", "tests/lease/test_lock.py"),
-    "src/limpet/cell/decide.py": ("tests/cell/test_decide.py", "tests/cell/test_cell.py"),
-    "src/limpet/store/outcome.py": ("tests/store/test_outcome.py",),
+    "src/limpet/kernel/lease/decide.py": ("tests/lease/test_decide.py", "tests/lease/test_lock.py"),
+    "src/limpet/kernel/cell/decide.py": ("tests/cell/test_decide.py", "tests/cell/test_cell.py"),
+    "src/limpet/kernel/store/outcome.py": ("tests/store/test_outcome.py",),
     "src/limpet/queue/decide.py": (
         "tests/queue/test_decide.py",
         "tests/queue/test_attempts.py",
@@ -75,15 +75,18 @@ TESTS: dict[str, tuple[str, ...]] = {
     "src/limpet/index/decide.py": ("tests/index/test_index_decide.py", "tests/index/test_index_seek.py"),
     "src/limpet/catalog/maintain/decide.py": ("tests/catalog/test_catalog_retention.py",),
     "src/limpet/service/decide.py": ("tests/service/test_service_signing.py",),
-    "src/limpet/sortedmap.py": ("tests/catalog/test_catalog_state.py",),
-    "src/limpet/catalog/state.py": (
-        "tests/catalog/test_catalog_decide.py",
-        "tests/catalog/test_catalog_entries.py",
-        "tests/catalog/test_catalog_hardening.py",
-        "tests/catalog/test_catalog_kernel.py",
-        "tests/catalog/test_catalog_names.py",
-        "tests/catalog/test_catalog_reference.py",
-        "tests/catalog/test_catalog_state.py",
+    "src/limpet/kernel/sortedmap.py": ("tests/catalog/test_catalog_state.py",),
+    **dict.fromkeys(
+        ("src/limpet/catalog/state.py", "src/limpet/catalog/names.py", "src/limpet/catalog/heads.py"),
+        (
+            "tests/catalog/test_catalog_decide.py",
+            "tests/catalog/test_catalog_entries.py",
+            "tests/catalog/test_catalog_hardening.py",
+            "tests/catalog/test_catalog_kernel.py",
+            "tests/catalog/test_catalog_names.py",
+            "tests/catalog/test_catalog_reference.py",
+            "tests/catalog/test_catalog_state.py",
+        ),
     ),
 }
 

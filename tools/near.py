@@ -15,7 +15,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -37,12 +37,14 @@ def near(file: Path, *, many: int | None = MANY) -> list[str]:
         return [*dict.fromkeys([*found, *_naming([_shown(file), file.name], TESTS, many)])]
     inside = file.relative_to(PACKAGE).with_suffix("")
     parts = [part for part in inside.parts if part != "__init__"]
+    parts = parts[parts[:1] == ["kernel"] :]  # the tests of its rooms lie in folders of their own
     folder = next(path for path in (TESTS.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)) if path.is_dir())
     if parts:
         named = [*folder.glob(f"test_*{parts[-1]}*.py"), *TESTS.glob(f"test_{parts[-1]}.py")]
         found += [_shown(path) for path in sorted(named)]
     if file.suffix == ".py" and parts:
-        module, above = ".".join(["limpet", *parts]), ".".join(["limpet", *parts[:-1]])
+        module = ".".join(["limpet", *inside.parts]).removesuffix(".__init__")
+        above = module.rpartition(".")[0]
         found += _naming([module, rf"from {above} import [^\n]*\b{parts[-1]}"], TESTS, many)
         if not found and folder == TESTS:
             found = _naming([above], TESTS, many)
@@ -51,19 +53,24 @@ def near(file: Path, *, many: int | None = MANY) -> list[str]:
 
 def planted_in(file: Path) -> list[str]:
     """The planted bugs that change a module, as tests."""
+    module = ".".join(file.resolve().relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+    return [f"tests/planted/test_planted.py::test_caught[{name}]" for name, modules in _planted() if module in modules]
+
+
+@cache
+def _planted() -> list[tuple[str, Collection[str]]]:
+    """Each planted bug, and the modules that it changes."""
     sys.path[:0] = [str(TESTS)]
     from planted.bug import AnchorError, planted
     from planted.bugs import BUGS
 
-    module = ".".join(file.resolve().relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-    found = []
+    changed: list[tuple[str, Collection[str]]] = []
     for bug in BUGS.values():
         try:
-            if module in planted(bug):
-                found.append(f"tests/planted/test_planted.py::test_caught[{bug.name}]")
+            changed.append((bug.name, planted(bug).keys()))
         except AnchorError as error:
             print(f"note: {str(error).splitlines()[0]}", file=sys.stderr)
-    return found
+    return changed
 
 
 def _in_the_table(name: str) -> list[str]:

@@ -22,19 +22,19 @@ from typing import Any
 
 from bench.catalogs.ours import Bench, fill
 from bench.catalogs.work import NAMESPACE, OWN_TABLES, Share
-
 from limpet.app.catalogs import leader_of, open_catalog, storage_of
 from limpet.catalog import Compactor, Grant
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.compactor import EARLY, SNAPSHOT_EVERY
 from limpet.catalog.leader import Documents
+from limpet.catalog.names import Entry, key_of
 from limpet.catalog.records import Change
-from limpet.catalog.state import LIVE, MINTED, CatalogState, Entry, key_of
-from limpet.keys import Key
-from limpet.ledger import Publication
-from limpet.runtime import system
-from limpet.store import MemoryStore, MeteredStore, Store
-from limpet.store.api import Always, Version, When
+from limpet.catalog.state import LIVE, MINTED, CatalogState
+from limpet.events.ledger import Publication
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore, MeteredStore, Store
+from limpet.kernel.store.api import Always, Version, When
 
 __all__ = ["add_entries", "grown"]
 

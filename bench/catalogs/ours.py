@@ -7,17 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+
+import limpet
 from bench.catalogs.api import Client, Driven, Place, Threaded
 from bench.catalogs.work import NAMESPACE, Share, append_body, create_body, table
 from bench.slow import SlowStore
-
-import limpet
 from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
-from limpet.runtime import system
-from limpet.service.http import ServiceLog, Tokens
-from limpet.service.serve import ApiPart, CompactorPart, ServiceContext
-from limpet.store import MeteredStore
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MeteredStore
+from limpet.service.log import ServiceLog
+from limpet.service.parts import ApiPart, CompactorPart, ServiceContext
+from limpet.service.tokens import Tokens
 
 __all__ = ["NEEDS", "NOBODY", "Bench", "connect", "fill", "opened", "parts_of", "set_delay", "spent"]
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bench.catalogs.api import Client, Place
-from bench.catalogs.far import DELAY, requests
-from bench.catalogs.work import NAMESPACE, append_body, schema_json
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+
+from bench.catalogs.api import Client, Place
+from bench.catalogs.far import DELAY, requests
+from bench.catalogs.work import NAMESPACE, append_body, schema_json
 
 __all__ = ["PyIcebergClient", "count", "metadata_files", "properties_of", "snapshots", "spent"]
 

@@ -13,7 +13,6 @@ from typing import Self
 from bench.catalogs.api import NotHere, Place
 from bench.catalogs.systems import PlaceKind
 from bench.slow import DELAY_S
-
 from support.servers.process import Bucket, NotInstalled
 from support.servers.seaweedfs import SeaweedFS
 

@@ -18,17 +18,16 @@ from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
+import limpet
 from bench.catalogs.api import Place
 from bench.catalogs.grow import add_entries
 from bench.catalogs.ours import Bench, fill, opened, parts_of
 from bench.catalogs.work import NAMESPACE, append_body, as_bytes, table
-
-import limpet
 from clients import serving
 from limpet.app.catalogs import leader_of, storage_of
 from limpet.catalog import Compactor
 from limpet.catalog.catalog import Catalog
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 
 __all__ = ["scaled"]
 

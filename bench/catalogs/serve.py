@@ -18,7 +18,6 @@ from typing import Any
 
 from bench.catalogs.api import Place
 from bench.catalogs.ours import NOBODY, opened, parts_of, set_delay, spent
-
 from limpet.app import Fleet
 from limpet.service.serve import listen, run
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import obstore
-from bench.catalogs.api import Place
 from obstore.store import S3Store
+
+from bench.catalogs.api import Place
 
 __all__ = ["writer"]
 

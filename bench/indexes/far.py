@@ -9,11 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import limpet
 from bench.indexes.ours import NAME
 from bench.indexes.records import Company, domain, made
 from bench.slow import DELAY_S, SlowStore
-
-import limpet
 
 __all__ = ["FarFigure", "measure_far"]
 

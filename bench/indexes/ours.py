@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import limpet
 from bench.indexes.api import Index, Options, Place, needs
 from bench.indexes.duckdb import SCAN
 from bench.indexes.records import Company, Fields, Months
-
-import limpet
 from limpet.index import CompileReport
 
 __all__ = ["NEEDS", "Ours", "connect"]

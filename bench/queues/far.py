@@ -23,11 +23,10 @@ from bench.delay import delayed
 from bench.queues.api import NotHere, needs
 from bench.queues.servers import moto_port, redis_port
 from bench.slow import DELAY_S, SlowStore
-
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.cost import idle_bill
-from limpet.runtime import system
-from limpet.store import MemoryStore
 from limpet.worker import Job, Worker
 
 __all__ = ["FarRow", "measure_far", "report_far"]

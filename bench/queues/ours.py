@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from bench.queues.api import Options, Payload, Place, Queue, Tally
-
 import limpet
+from bench.queues.api import Options, Payload, Place, Queue, Tally
 
 __all__ = ["connect"]
 

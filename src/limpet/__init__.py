@@ -9,7 +9,7 @@ already have, or a plain directory.
 import typing as _typing
 from importlib import import_module as _import_module
 
-from limpet.errors import (
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Denied,
@@ -26,8 +26,8 @@ from limpet.errors import (
 
 if _typing.TYPE_CHECKING:
     from limpet.app import Fleet, TaskFunction, TaskPush, TaskRun, open
-    from limpet.cell import Cell, Fence
-    from limpet.lease import Lease, Lock
+    from limpet.kernel.cell import Cell, Fence
+    from limpet.kernel.lease import Lease, Lock
     from limpet.queue import (
         AttemptError,
         Claim,
@@ -113,8 +113,8 @@ __all__ = [
 
 _HOMES = {
     "limpet.app": ("Fleet", "TaskFunction", "TaskPush", "TaskRun", "open"),
-    "limpet.cell": ("Cell", "Fence"),
-    "limpet.lease": ("Lease", "Lock"),
+    "limpet.kernel.cell": ("Cell", "Fence"),
+    "limpet.kernel.lease": ("Lease", "Lock"),
     "limpet.worker": ("RunningTask", "current_task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -34,16 +34,18 @@ from limpet.catalog.iceberg.files import (
 )
 from limpet.catalog.maintain.decide import expired, expiry_request, policy_of
 from limpet.catalog.maintain.tables import Lead, TableChange, TableWriter
-from limpet.catalog.state import AlreadyExists, NoSuchNamespace, NoSuchTable
+from limpet.catalog.names import AlreadyExists, NoSuchNamespace, NoSuchTable
 from limpet.catalog.warehouse import METADATA_BYTES_MAX
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
-from limpet.index.codec import JSON_KINDS, Kind, Schema
+from limpet.index.codec import Schema
 from limpet.index.formats.parquet import arrow_table
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell
-from limpet.keys import Key
-from limpet.store.api import Blob, Stat, batched
+from limpet.index.values import JSON_KINDS, Kind
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import attempts
+from limpet.kernel.store.api import Blob, Stat, batched
 
 NEIGHBOURS = 16
 PART_BYTES = 4 << 20
@@ -123,7 +125,6 @@ def _version(found: Mapping[str, Stat | Blob]) -> str:
 NAMESPACE = ("indexes",)
 """The default namespace of published tables."""
 
-TRIES_MAX = 20
 AT_ONCE_BYTES = 32 << 20
 COMPILES_MAX = 3
 
@@ -218,14 +219,14 @@ class IndexPublisher(TableChange):
         if plan.is_current:
             return self._unchanged(plan)
         with self._lead() as writer:
-            for tries in range(1, TRIES_MAX + 1):
+            for tries in attempts(self._runtime):
+                if tries > 1:
+                    plan = self._look()
+                if plan.is_current:
+                    return self._unchanged(plan)
                 done = self._try(writer, plan)
                 if done is not None:
                     return done
-                self._back_off(tries)
-                plan = self._look()
-                if plan.is_current:
-                    return self._unchanged(plan)
         raise self._too_many()
 
     def _unchanged(self, plan: _PublishPlan) -> Published:

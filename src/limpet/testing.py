@@ -27,12 +27,14 @@ from typing import Any
 
 from limpet.app import Fleet, open
 from limpet.app.tasks import TaskFunction
-from limpet.errors import Invalid
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import SystemRuntime, system
+from limpet.kernel.user_code import UserCall, one_line
 from limpet.queue.api import Fail, Retry, Task
-from limpet.runtime import SystemRuntime, system
-from limpet.user_code import UserCall, one_line
 from limpet.worker import RunningTask, TaskCounts, Worker
-from limpet.worker.runner import EventLoop, as_current, has_running_loop, record_done, trace_of
+from limpet.worker.coroutines import EventLoop, has_running_loop
+from limpet.worker.runner import as_current
+from limpet.worker.verdict import record_done, trace_of
 
 
 class Clock:

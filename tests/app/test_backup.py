@@ -20,17 +20,28 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command, poll
-from limpet.app import Fleet, backup_decide
-from limpet.app import backup as backups
-from limpet.app.backup import LOCK_TTL_S, BackupReport, backup, check_backup, restore
+from limpet.app import Fleet, backup_decide, backup_order, backup_run
+from limpet.app.backup import backup, check_backup, restore
 from limpet.app.backup_decide import kind_of
-from limpet.app.fleet import FleetRecord, _named_memory, record_cell, store_for
-from limpet.errors import Corrupt, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unavailable, Unsupported
-from limpet.keys import BACKUP_LOCK, FLEET, Key
-from limpet.lease import Lock, VersionWatch
+from limpet.app.backup_run import LOCK_TTL_S, BackupReport
+from limpet.app.place import _named_memory, store_for
+from limpet.app.record import FleetRecord, record_cell
+from limpet.kernel.errors import (
+    Corrupt,
+    Denied,
+    Held,
+    Invalid,
+    LeaseLost,
+    LimpetError,
+    Missing,
+    Unavailable,
+    Unsupported,
+)
+from limpet.kernel.keys import BACKUP_LOCK, FLEET, Key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import Runtime, ThreadHandle, system
+from limpet.kernel.store import Blob, MemoryStore, MeteredStore, Stat, Store, Version
 from limpet.queue import BucketQueue, Fail
-from limpet.runtime import Runtime, ThreadHandle, system
-from limpet.store import Blob, MemoryStore, MeteredStore, Stat, Store, Version
 from limpet.worker import Worker
 from support.clock import QueueRuntime, Time
 from support.servers.process import Bucket
@@ -119,16 +130,23 @@ class Story:
         _named_memory[f"{name}-restored"] = made
         return limpet.open(f"memory://{name}-restored", runtime=runtime), source.requests
 
-    def lost(self, holds: Callable[[Fleet], object]) -> list[int]:
+    def losses(self, holds: Callable[[Fleet], object]) -> Iterator[int]:
         """The requests at which the deed makes the copy inconsistent."""
-        bad, at, total = [], 0, 1
+        at, total = 0, 1
         while at <= total:
             fleet, total = self.copied(at)
             if not holds(fleet):
-                bad.append(at)
+                yield at
             at += 1
         assert total > 20
-        return bad
+
+    def lost(self, holds: Callable[[Fleet], object]) -> list[int]:
+        """All of these requests."""
+        return [*self.losses(holds)]
+
+    def loses(self, holds: Callable[[Fleet], object]) -> bool:
+        """Whether there is one."""
+        return any(True for _ in self.losses(holds))
 
 
 def claim_all(fleet: Fleet) -> list[str]:
@@ -175,9 +193,9 @@ def test_a_task_that_ended_while_it_was_copied_is_not_run_again_if_its_receipt_w
 
 
 def test_the_wrong_order_of_a_queue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "QUEUE_ORDER", backup_decide.QUEUE_ORDER[::-1])
-    assert TASK.lost(is_known) != []
-    assert DELAYED.lost(is_known) != []
+    monkeypatch.setattr(backup_order, "QUEUE_ORDER", backup_decide.QUEUE_ORDER[::-1])
+    assert TASK.loses(is_known)
+    assert DELAYED.loses(is_known)
 
 
 def fail_one(fleet: Fleet) -> None:
@@ -205,8 +223,8 @@ def test_a_retry_while_it_is_copied_loses_nothing() -> None:
 
 
 def test_a_next_life_that_is_not_followed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "_follow_retries", lambda run: None)
-    assert RETRIED.lost(has_a_life) != []
+    monkeypatch.setattr(backup_order, "_follow_retries", lambda run: None)
+    assert RETRIED.loses(has_a_life)
 
 
 class DurableTask:
@@ -279,7 +297,7 @@ class DurableTask:
         )
 
 
-def lost_steps(*, fails: bool) -> list[int]:
+def losses_of_steps(*, fails: bool) -> Iterator[int]:
     """The requests at which the end of a durable task makes the copy inconsistent."""
     flows: list[DurableTask] = []
 
@@ -287,12 +305,12 @@ def lost_steps(*, fails: bool) -> list[int]:
         flows.append(DurableTask(fails=fails))
         flows[-1].begin(fleet)
 
-    return Story(begin, lambda fleet: flows[-1].end(fleet)).lost(lambda fleet: flows[-1].is_whole(fleet))
+    return Story(begin, lambda fleet: flows[-1].end(fleet)).losses(lambda fleet: flows[-1].is_whole(fleet))
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_durable_task_that_goes_on_while_it_is_copied_keeps_its_steps(fails: bool) -> None:
-    assert lost_steps(fails=fails) == []
+    assert [*losses_of_steps(fails=fails)] == []
 
 
 def test_what_following_steps_costs() -> None:
@@ -315,8 +333,8 @@ def test_what_following_steps_costs() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_steps_whose_task_is_not_followed_are_caught(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "_moved", lambda run: set())
-    assert lost_steps(fails=fails) != []
+    monkeypatch.setattr(backup_order, "_moved", lambda run: set())
+    assert any(True for _ in losses_of_steps(fails=fails))
 
 
 class FanningTask:
@@ -458,9 +476,9 @@ def test_a_task_that_is_claimed_first_while_it_is_copied_calls_no_copied_step_ag
 
 
 def test_pushes_of_steps_that_are_not_followed_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "_pushed", lambda run: set())
+    monkeypatch.setattr(backup_order, "_pushed", lambda run: set())
     flow = FanningTask()
-    assert Story(flow.begin, flow.push).lost(flow.is_whole) != []
+    assert Story(flow.begin, flow.push).loses(flow.is_whole)
 
 
 def put_some(fleet: Fleet) -> None:
@@ -494,9 +512,9 @@ def test_records_that_are_compiled_while_they_are_copied_are_in_the_copy() -> No
 
 
 def test_the_wrong_order_of_an_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backups, "INDEX_ORDER", backup_decide.INDEX_ORDER[::-1])
-    monkeypatch.setattr(backups, "_settle_manifest", lambda run, root: run.copy_below(root, "manifest"))
-    assert INDEX.lost(has_records) != []
+    monkeypatch.setattr(backup_order, "INDEX_ORDER", backup_decide.INDEX_ORDER[::-1])
+    monkeypatch.setattr(backup_order, "_settle_manifest", lambda run, root: run.copy_below(root, "manifest"))
+    assert INDEX.loses(has_records)
 
 
 def fence_again(fleet: Fleet) -> None:
@@ -727,9 +745,7 @@ def test_durable_tasks_go_on_in_another_place(
     work_on_orders(fleet, called, until_empty=False)
     assert pack(fleet), "one of two entries that each of them awaits"
     assert isinstance(queue, BucketQueue)
-    assert [row["state"] for row in queue.inspect.entries("pending")] == ["suspended"] * 3, (
-        "two of the tasks are a batch"
-    )
+    assert [row["state"] for row in queue.entries("pending")] == ["suspended"] * 3, "two of the tasks are a batch"
     before = sorted(called)
     assert before == sorted(f"reserve {name}" for name in ("single", "waits", "x", "y"))
 
@@ -1201,8 +1217,8 @@ def test_a_check_says_what_a_recorded_push_names_and_is_not_there(monkeypatch: p
         source = Moving(runtime, memory, at, partial(flow.push, fleet))
         kept = MemoryStore(runtime)
         with monkeypatch.context() as patch:
-            patch.setattr(backups, "_pushed", lambda run: set())
-            patch.setattr(backups._Run, "note_unknown", lambda run: None)
+            patch.setattr(backup_order, "_pushed", lambda run: set())
+            patch.setattr(backup_run.CopyRun, "note_unknown", lambda run: None)
             backup(source, kept, runtime, source_url="s", target_url="t")
         found = check_backup(kept, runtime, url="t")
         lost, at = found.lost, at + 1
@@ -1311,7 +1327,7 @@ def test_garbage_is_copied_as_it_is_and_what_cannot_be_copied_is_told(fleet_dir:
     (tables / "Part 1.parquet").write_bytes(b"data")
     (tables / "link.parquet").symlink_to(secret / "key.json")
     with open(fleet_dir / "large.json", "wb") as large:
-        large.truncate(backups.OBJECT_BYTES_MAX + 1)
+        large.truncate(backup_run.OBJECT_BYTES_MAX + 1)
     report = copy(fleet_dir, tmp_path / "kept")
     assert [*report.left_out] == ["large.json"]
     (fleet_dir / "large.json").unlink()

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 import limpet
 import limpet.testing
 
-INNER = ("limpet.cli", "limpet.sim", "limpet.service", "limpet.iceberg")
+INNER = ("limpet.cli", "sim", "limpet.service", "limpet.iceberg")
 """Packages that are no library for users."""
 
 
@@ -43,6 +44,7 @@ def _calls(path: str, thing: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield f"{path}.{name}", inner
 
 
+@cache
 def _imported_for_types(module: ModuleType) -> dict[str, Any]:
     """What a module imports only under TYPE_CHECKING: annotations name it."""
     found: dict[str, Any] = {}

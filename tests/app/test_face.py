@@ -14,7 +14,7 @@ import pytest
 import limpet
 from limpet import testing
 from limpet.app import Fleet
-from limpet.errors import Held, Invalid
+from limpet.kernel.errors import Held, Invalid
 from limpet.testing import Clock
 
 pytest_plugins = ["pytester"]

@@ -18,13 +18,13 @@ import msgspec
 import pytest
 
 import limpet
-from limpet import keys
-from limpet.app.fleet import FleetRecord
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unsupported
-from limpet.lease import Lease, State
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore
+from limpet.app.record import FleetRecord
+from limpet.kernel import keys
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Conflict, Denied, Held, Invalid, LeaseLost, LimpetError, Missing, Unsupported
+from limpet.kernel.lease import Lease, State
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MemoryStore
 from support.clock import ManualRuntime
 from support.servers.process import Bucket
 
@@ -32,7 +32,7 @@ from support.servers.process import Bucket
 @pytest.fixture
 def memory() -> Iterator[str]:
     """The URL of a memory store of this test's own."""
-    from limpet.app.fleet import _named_memory
+    from limpet.app.place import _named_memory
 
     name = uuid4().hex
     yield f"memory://{name}"
@@ -40,7 +40,7 @@ def memory() -> Iterator[str]:
 
 
 def memory_store(url: str) -> MemoryStore:
-    from limpet.app.fleet import _named_memory
+    from limpet.app.place import _named_memory
 
     return _named_memory[url.removeprefix("memory://")]
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet.app.fleet import CURRENT, LEVEL, FleetRecord, check_record, fresh, may_write, upgraded
-from limpet.errors import Unsupported
-from limpet.store.probe import Findings
+from limpet.app.record import CURRENT, LEVEL, FleetRecord, check_record, fresh, may_write, upgraded
+from limpet.kernel.errors import Unsupported
+from limpet.kernel.store.probe import Findings
 
 FINDINGS = Findings(conditional=True, etag_style="quoted", at="2026-03-01T00:00:00+00:00", by="limpet 0.1.0")
 

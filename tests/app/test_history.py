@@ -12,7 +12,7 @@ from limpet.app.overview import FleetOverview, OverviewWatch
 from limpet.events import task_run
 from limpet.events.fold import Executions, hand_over
 from limpet.events.sink import LedgerSink
-from limpet.keys import CatalogKeys
+from limpet.kernel.catalog_keys import CatalogKeys
 from support.clock import QueueRuntime, Time
 
 KEYS = CatalogKeys.of("executions")
@@ -152,7 +152,11 @@ def test_folded_events_count_too(fleet: Fleet, runtime: QueueRuntime) -> None:
     assert sum(recorded_runs(fleet)["enrich"].rate(runtime.wall()).minutes) == 1
 
 
-def test_cost_is_bounded_however_many_events_there_are(fleet: Fleet, runtime: QueueRuntime) -> None:
+def test_cost_is_bounded_however_many_events_there_are(
+    fleet: Fleet, runtime: QueueRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module.BATCHES_MAX <= 100
+    monkeypatch.setattr(module, "BATCHES_MAX", 20)
     queue = fleet.queue("enrich")
     page = OpenPage(fleet)
     with fleet.meter.measure() as spent:

@@ -21,9 +21,9 @@ from app.test_overview import BucketLikeStore, fleet_on
 from limpet import testing
 from limpet.app import Fleet
 from limpet.app.metrics import FleetMetrics, ScrapePlace, WorkerMetrics, provider_priced, serving
-from limpet.errors import Invalid, Unavailable
-from limpet.keys import Key
-from limpet.runtime import ulid
+from limpet.kernel.errors import Invalid, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import ulid
 from limpet.worker.protocol import StoreRequests, TaskCounts, WorkerEvent
 from support.clock import EPOCH, QueueRuntime, Time
 from support.docs import ROOT
@@ -259,7 +259,7 @@ def test_what_is_asked_for_is_scraped(name: str, fleet: Fleet) -> None:
 
 def test_the_page_lists_every_metric(fleet: Fleet) -> None:
     there = {sample for sample, _ in {**samples(FleetMetrics(fleet).registry()), **samples(worker_metrics().registry)}}
-    page = {*re.findall(r"`(limpet_[a-z_]+)`", (ROOT / "docs" / "how-to" / "metrics.md").read_text())}
+    page = {*re.findall(r"`(limpet_[a-z_]+)`", (ROOT / "docs" / "run" / "look.md").read_text())}
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in there} == page
 
 

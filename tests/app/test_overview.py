@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,14 +12,14 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.app.fleet import fresh
 from limpet.app.health import Limits
 from limpet.app.overview import OBJECTS_MAX, OverviewWatch, read_overview
-from limpet.keys import Key
-from limpet.runtime import ulid
-from limpet.store import MemoryStore, MeteredStore
-from limpet.store.api import Stat, Version
-from limpet.store.probe import Findings
+from limpet.app.record import fresh
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import ulid
+from limpet.kernel.store import MemoryStore, MeteredStore
+from limpet.kernel.store.api import Stat, Version
+from limpet.kernel.store.probe import Findings
 from support.clock import EPOCH, ManualRuntime, QueueRuntime, Time
 from support.servers.process import Bucket
 
@@ -33,6 +35,12 @@ class BucketLikeStore(MemoryStore):
         return None
 
 
+@cache
+def entry_name(n: int) -> str:
+    """The name of a task that was pushed as number `n`."""
+    return ulid(1_770_000_000_000 + n, n)
+
+
 class HugeStore(BucketLikeStore):
     """A bucket with a million pending tasks in one queue, and some in 999 others. Objects exist only while listed."""
 
@@ -44,16 +52,16 @@ class HugeStore(BucketLikeStore):
         if prefix and not "queues/".startswith(f"{prefix}/"):
             names = [name for name in names if prefix.startswith(f"queues/{name}")]
         for name in names:
-            for n in range(1_000_000 if name == "q000" else 1500):
-                key = f"queues/{name}/pending/{ulid(1_770_000_000_000 + n, n)}/task.json"
-                if not key.startswith(f"{prefix}/") or key <= (after or ""):
-                    if after and after > f"queues/{name}/pending0":
-                        break
-                    if after and after.startswith(f"queues/{name}/pending0"):
-                        break
-                    continue
+            if not f"queues/{name}/pending/".startswith(f"{prefix}/" if prefix else ""):
+                continue
+
+            def key_of(n: int, name: str = name) -> str:
+                return f"queues/{name}/pending/{entry_name(n)}/task.json"
+
+            numbers = range(1_000_000 if name == "q000" else 1500)
+            for n in numbers[bisect_right(numbers, after or "", key=key_of) :]:
                 self.listed += 1
-                yield Stat(Key(key), 100, Version("1"), EPOCH)
+                yield Stat(Key(key_of(n)), 100, Version("1"), EPOCH)
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         return [f"q{n:03}" for n in range(self.queues)] if prefix == "queues" else []

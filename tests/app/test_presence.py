@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 import limpet
-from limpet import keys
 from limpet.app import Fleet
-from limpet.app.fleet import fresh, is_presence_wanted
+from limpet.app.fleet import is_presence_wanted
 from limpet.app.presence import (
     GONE_S,
     KEPT_S,
@@ -21,11 +20,13 @@ from limpet.app.presence import (
     sweep,
     workers,
 )
-from limpet.errors import Invalid, LimpetError, Unavailable
-from limpet.keys import Key
+from limpet.app.record import fresh
+from limpet.kernel import keys
+from limpet.kernel.errors import Invalid, LimpetError, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore, MeteredStore, ScopedStore, Store
+from limpet.kernel.store.probe import Findings
 from limpet.queue.cost import idle_requests
-from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
-from limpet.store.probe import Findings
 from support.clock import QueueRuntime, Time
 from support.costs import requests
 from support.queue import Network, raises

@@ -16,12 +16,12 @@ from limpet import testing
 from limpet.app import Fleet
 from limpet.app.presence import WorkerPresence
 from limpet.app.query import fleet_sql
-from limpet.errors import Corrupt, Denied, Invalid, Unsupported
-from limpet.index.sql import Rows
-from limpet.keys import Key, QueueKeys, worker_key
+from limpet.index.sql_rows import Rows
+from limpet.kernel.errors import Corrupt, Denied, Invalid, Unsupported
+from limpet.kernel.keys import Key, QueueKeys, worker_key
 from limpet.queue import BucketQueue
-from limpet.queue.entry import Storage
 from limpet.queue.rows import task_rows
+from limpet.queue.storage import Storage
 from support.catalog import table as new_table
 from support.costs import requests
 from support.docs import ROOT, blocks
@@ -228,7 +228,7 @@ def whole(tmp_path: Path) -> Fleet:
     return fleet
 
 
-QUERIES = blocks(ROOT / "docs" / "how-to" / "sql.md", "sql")
+QUERIES = blocks(ROOT / "docs" / "run" / "look.md", "sql")
 
 
 def test_the_ten_queries_of_the_page(whole: Fleet) -> None:

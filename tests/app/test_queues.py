@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.app.fleet import provider_of
-from limpet.errors import Invalid, Unsupported
+from limpet.app.place import provider_of
+from limpet.kernel.errors import Invalid, Unsupported
 from support.servers.process import Bucket
 
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.store.doctor import examine
+from limpet.kernel.doctor import examine
 from support.servers.process import Bucket
 
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -47,7 +47,7 @@ def test_a_fleet_lives_there(
 
 @pytest.mark.parametrize("name", [pytest.param("rgw", marks=FULL), pytest.param("azurite", marks=FULL)])
 def test_doctor_finds_them_fit(name: str, server: Callable[[str], Bucket], monkeypatch: pytest.MonkeyPatch) -> None:
-    from limpet.store.cloud import CloudStore
+    from limpet.kernel.store.cloud import CloudStore
 
     bucket = server(name)
     report = examine(CloudStore(bucket.at(f"doctor-{uuid4().hex}"), options=bucket.options), rounds=1)

@@ -16,11 +16,11 @@ import pytest
 
 import limpet
 from cli.harness import limpet_command
-from limpet.errors import Corrupt
-from limpet.keys import QueueKeys
+from limpet.kernel.errors import Corrupt
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.store.api import Blob, Version
 from limpet.queue.entry import BatchHeader, TaskRecord, batch_bytes, new_task, read_content, read_task
-from limpet.store.api import Blob, Version
-from limpet.tracing import TRACE_CHARS_MAX
+from limpet.queue.tracing import TRACE_CHARS_MAX
 from support.clock import EPOCH
 
 SET_UP = """
@@ -196,7 +196,7 @@ def test_the_field_is_bounded() -> None:
 def test_what_is_no_traceparent_starts_a_trace_of_its_own(tmp_path: Path) -> None:
     found = spans(
         """
-from limpet.tracing import span
+from limpet.queue.tracing import span
 for parent in ("", "x", "00-" + "0" * 32 + "-" + "0" * 16 + "-00", "00-" + "g" * 32 + "-" + "1" * 16 + "-00", None):
     with span("process", "q", "consumer", parent=parent):
         pass

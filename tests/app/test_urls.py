@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.app.fleet import absolute, store_for, url_or_default
-from limpet.errors import Invalid
-from limpet.keys import Key
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore
+from limpet.app.place import absolute, store_for, url_or_default
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MemoryStore
 
 
 def test_a_path_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

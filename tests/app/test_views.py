@@ -18,10 +18,11 @@ from limpet.app.metrics import FleetMetrics
 from limpet.app.overview import FleetOverview, read_overview
 from limpet.app.query import fleet_sql
 from limpet.cli.fleet import parts_of
-from limpet.keys import QueueKeys, entry_of
+from limpet.kernel.keys import QueueKeys, entry_of
 from limpet.queue import Queue
-from limpet.queue.entry import Storage
-from limpet.queue.inspect import FailedReceipts, count_queues
+from limpet.queue.count import count_queues
+from limpet.queue.storage import Storage
+from limpet.queue.summary import FailedReceipts
 from limpet.testing import drain
 from limpet.ui.facts import overview_facts, queue_facts
 

@@ -112,7 +112,7 @@ def test_a_suspended_task_shows_its_reason_and_its_steps(page: Any, dashboard: D
     expect(steps.locator("summary")).to_have_count(3)
     expect(steps.locator("summary").nth(1)).to_contain_text("charge")
     expect(steps.locator("summary").nth(1)).to_contain_text(" s")
-    expect(steps.locator(".waits")).to_contain_text("waiting for the signal 'approved'")
+    expect(steps.locator(".waiting")).to_contain_text("waiting for the signal 'approved'")
     steps.locator("summary").nth(1).click()
     expect(steps.locator("details[open] pre")).to_contain_text('"paid": "49.00"')
     begins = steps.locator(".track i").evaluate_all("all => all.map((each) => parseFloat(each.style.marginLeft))")
@@ -140,7 +140,7 @@ def test_an_open_task_follows_the_fleet(page: Any, dashboard: Dashboard) -> None
     drain(dashboard.fleet)
     expect(dialog.locator("dl")).to_contain_text("failed")
     expect(dialog).to_contain_text("RuntimeError: no van today")
-    expect(dialog.locator(".steps .waits")).to_have_count(0)
+    expect(dialog.locator(".steps .waiting")).to_have_count(0)
     assert dialog.locator(".steps summary .badge").all_inner_texts() == ["step", "signal"]
     expect(dialog.locator(".steps details[open] pre")).to_have_text("7")
     dialog.get_by_role("button", name="Retry").click()
@@ -164,7 +164,7 @@ def test_a_timeline_says_how_long_each_step_was_and_fits(
     steps = page.get_by_role("dialog").locator(".steps")
     expect(steps.locator("summary").nth(1)).to_contain_text("of 3600 s")
     expect(steps.locator("summary").nth(1)).to_contain_text("60 min")
-    expect(steps.locator(".waits")).to_contain_text("sleeping until")
+    expect(steps.locator(".waiting")).to_contain_text("sleeping until")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     name = steps.locator("summary .error").first.bounding_box()
     assert name["width"] >= 90, "not one letter below the other"

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet import records
 from limpet.catalog.gc import BatchOutcome, ClassifiedBatch, classify_ledger, was_met, will_never_be
+from limpet.catalog.heads import Go, classify
 from limpet.catalog.leader import add_batch
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch
-from limpet.catalog.state import Go, classify
 from limpet.catalog.storage import CatalogStorage
-from limpet.errors import Unavailable
 from limpet.events import Event
 from limpet.events import fold as module
 from limpet.events.fold import Executions, HandoverReport, hand_over
+from limpet.events.ledger import Publication
 from limpet.events.sink import EventBatch
-from limpet.keys import CatalogKeys, Key
-from limpet.ledger import Publication
-from limpet.store import MemoryStore, MeteredStore, ScopedStore
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading
 from support.clock import QueueRuntime, Time, steady
 

@@ -22,7 +22,7 @@ from pyroaring import BitMap
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, manifests_in
 from limpet.catalog.iceberg.deletes import vector_positions
 from limpet.catalog.iceberg.files import Input, Output
-from limpet.sim.deletes import sealed_vector as vector
+from sim.deletes import sealed_vector as vector
 
 SYNC = b"s" * 16
 SCHEMA: Any = AvroSchemaConversion().iceberg_to_avro(MANIFEST_LIST_FILE_SCHEMAS[2], "manifest_file")

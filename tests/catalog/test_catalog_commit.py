@@ -8,11 +8,11 @@ from typing import Any, cast
 from limpet.catalog import CatalogState, Grant, commit, entries
 from limpet.catalog.commit import WorkedMetadata
 from limpet.catalog.leader import Decide, Documents, NeedsMetadata
+from limpet.catalog.names import find_entry
 from limpet.catalog.records import Row
-from limpet.catalog.state import find_entry
 from limpet.catalog.warehouse import Warehouse
-from limpet.runtime import system
-from limpet.store import MemoryStore
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
 from support.catalog import table, view
 
 AT = "2026-11-17T00:00:00+00:00"

@@ -20,19 +20,20 @@ import limpet
 from limpet.catalog import Compactor, Grant, Leader
 from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.leader import Documents
+from limpet.catalog.names import AlreadyExists, Entry, key_of
 from limpet.catalog.records import Change, Row
-from limpet.catalog.state import LIVE, MINTED, AlreadyExists, CatalogState, Entry, key_of
+from limpet.catalog.state import LIVE, MINTED, CatalogState
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, SharedState
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import NotModified
-from limpet.keys import CatalogKeys, Key
-from limpet.lease import Lock, VersionWatch
-from limpet.ledger import Publication
-from limpet.records import RECORD_BYTES_MAX
-from limpet.runtime import system
-from limpet.sortedmap import WIDTH
-from limpet.store import MemoryStore
-from limpet.store.api import Always, Blob, Version, When
+from limpet.events.ledger import Publication
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import NotModified
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.sortedmap import WIDTH
+from limpet.kernel.store import MemoryStore
+from limpet.kernel.store.api import Always, Blob, Version, When
 from support.catalog import append, table
 
 KINDS = {
@@ -65,17 +66,9 @@ class Sorted(MemoryStore):
         self.bytes: Counter[str] = Counter()
         self._counting = threading.Lock()
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
+    def get(self, key: Key, **options: Any) -> Blob:
         try:
-            blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+            blob = super().get(key, **options)
         except NotModified:
             self._count("get", key, 0)
             raise

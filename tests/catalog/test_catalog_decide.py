@@ -6,13 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
-from limpet.catalog.state import (
+from limpet.catalog.heads import (
     APPLIED_MAX,
     PATH_CHARACTERS_MAX,
     TAIL_BYTES_MAX,
-    TIDY_ABOVE,
-    CatalogState,
     Go,
     NoHead,
     PartlyPublished,
@@ -21,14 +18,13 @@ from limpet.catalog.state import (
     applied_in,
     classify,
     commit_of,
-    is_remembered,
     links_after,
     next_head,
-    scoped,
-    time_text,
     unusable,
 )
-from limpet.ledger import AppliedBatch, Publication
+from limpet.catalog.records import CatalogHead, Change, LedgerBatch, Link, RememberedAnswer, Row, SnapshotRef, Tail
+from limpet.catalog.state import TIDY_ABOVE, CatalogState, is_remembered, scoped, time_text
+from limpet.events.ledger import AppliedBatch, Publication
 
 T0 = "2026-11-17T08:00:00.000000+00:00"
 T1 = "2026-11-17T08:00:01.000000+00:00"

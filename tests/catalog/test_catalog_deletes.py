@@ -17,7 +17,7 @@ from limpet.app.query import fleet_sql
 from limpet.catalog.iceberg.files import Column, Stamp, contents_of, data_file, stage_request
 from limpet.catalog.iceberg.rewrite import current_files
 from limpet.catalog.maintain.tables import LedCatalogWriter, TableMaintenance, TableWriter
-from limpet.sim.deletes import changing_commit, position_deletes, puffin_deletes
+from sim.deletes import changing_commit, position_deletes, puffin_deletes
 
 WHERE = ("a",), "t"
 COLUMNS = (Column("id", "long"),)

@@ -1,4 +1,4 @@
-"""Names, entries and folders in a catalog's state, as tables: quick tests of every rule of `catalog/state`."""
+"""Names, entries and folders in a catalog's state, as tables: quick tests of every rule of `catalog/names`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from limpet.catalog.records import Change, Row
-from limpet.catalog.state import (
+from limpet.catalog.names import (
     LEVELS_MAX,
     NAME_CHARACTERS_MAX,
     SLUG_CHARACTERS_MAX,
     AlreadyExists,
-    CatalogState,
     Content,
     Entry,
     Kind,
@@ -41,7 +39,9 @@ from limpet.catalog.state import (
     shown,
     slug,
 )
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
+from limpet.catalog.records import Change, Row
+from limpet.catalog.state import CatalogState
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unsupported
 
 TABLE = ["wh/t", "1.json"]
 

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.app.fleet import events_of, is_wanted
-from limpet.errors import Denied, Invalid, Unavailable, Unsupported
 from limpet.events import Event, EventSink, task_run
 from limpet.events import sink as module
 from limpet.events.fold import Executions
 from limpet.events.sink import BLOCK, SHARE, EventBatch, LedgerSink, Sequence, SinkLoad, is_due
-from limpet.keys import CatalogKeys
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Denied, Invalid, Unavailable, Unsupported
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore, MeteredStore, ScopedStore, Store
 from limpet.queue import BucketQueue
-from limpet.runtime import system
-from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
 from limpet.worker import Job, TaskCounts, Worker
 from support.clock import QueueRuntime, Time
 from support.queue import Network, raises
@@ -381,7 +381,7 @@ def test_what_a_process_holds_is_written_when_it_ends(tmp_path: Path) -> None:
     code = (
         "import sys, limpet\n"
         "from limpet.events import compaction\n"
-        "from limpet.runtime import system\n"
+        "from limpet.kernel.runtime import system\n"
         "fleet = limpet.open(sys.argv[1], events=True)\n"
         "fleet.events.emit(compaction(system(), index='i', counts={}, took_s=1.0))\n"
     )

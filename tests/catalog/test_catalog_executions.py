@@ -9,29 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet import records
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.events import Event
 from limpet.events import fold as module
-from limpet.events.fold import (
-    EventFilter,
-    EventHead,
-    EventTail,
-    Executions,
-    SeenIds,
-    StateFile,
-    is_late,
-    isolate,
-    quarantined,
-    read_batch,
-    reason_of,
-    retry,
-    to_merge,
-)
+from limpet.events import tail as tail_module
+from limpet.events.fold import EventHead, Executions, StateFile, is_late, read_batch, to_merge
+from limpet.events.quarantine import isolate, quarantined, reason_of, retry
 from limpet.events.sink import EventBatch
-from limpet.keys import CatalogKeys, Key
-from limpet.runtime import ulid
-from limpet.store import MemoryStore, MeteredStore, ScopedStore, Store
+from limpet.events.tail import EventFilter, EventTail, SeenIds
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import ulid
+from limpet.kernel.store import MemoryStore, MeteredStore, ScopedStore, Store
 from support.clock import QueueRuntime, Time
 from support.costs import requests
 from support.queue import Crash, Network, crash
@@ -462,7 +452,7 @@ def test_a_bad_batch_is_told_once_and_hides_no_other(ledger: Ledger) -> None:
 def test_a_tail_holds_the_batches_of_an_hour_and_a_bounded_number_of_ids(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TAIL_IDS_MAX", 10)
+    monkeypatch.setattr(tail_module, "TAIL_IDS_MAX", 10)
     tail = follow(ledger)
     ledger.add(*(Event(f"7{'z' * 20}{n:05}", "task run", AT, {}) for n in range(30)))  # of a clock that is far ahead
     assert len(found(tail)) == 30

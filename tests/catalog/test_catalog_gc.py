@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet import records
 from limpet.catalog import CatalogView, Compactor
 from limpet.catalog import compactor as compactor_module
 from limpet.catalog.gc import Ledger, collect_ledger, delete_below, raise_floor
 from limpet.catalog.history import find_commit, log, state_of, verify
 from limpet.catalog.storage import CatalogStorage
-from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.events import Event
 from limpet.events import fold as executions_module
 from limpet.events.fold import Executions, MergedFile, collect_events
 from limpet.events.sink import EventBatch
-from limpet.keys import CatalogKeys, Key
-from limpet.store import MemoryStore, MeteredStore, ScopedStore
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Corrupt, Denied, Invalid, Missing
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore, MeteredStore, ScopedStore
 from support.catalog import Leading
 from support.clock import QueueRuntime, Time, steady
 from support.queue import Crash, Network, crash

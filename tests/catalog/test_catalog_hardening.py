@@ -9,22 +9,26 @@ from typing import Any
 
 import pytest
 
-from limpet import records
 from limpet.catalog import Compactor, commit, leader
 from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.gc import BatchOutcome, classify_ledger, collect
+from limpet.catalog.heads import unusable
 from limpet.catalog.leader import Documents, Grant, add_batch
+from limpet.catalog.names import CommitFailed
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
-from limpet.catalog.state import CatalogState, CommitFailed, unusable
+from limpet.catalog.state import CatalogState
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Corrupt, Invalid, LimpetError
 from limpet.events import Event as Fact
-from limpet.events.fold import Executions, hand_over, isolate, quarantined, read_batch
+from limpet.events.fold import Executions, hand_over, read_batch
+from limpet.events.ledger import Publication
+from limpet.events.quarantine import isolate, quarantined
 from limpet.events.sink import EventBatch
-from limpet.keys import CatalogKeys, Key
-from limpet.ledger import Publication
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MemoryStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
 
 __all__ = ["catalog"]
@@ -258,7 +262,7 @@ def test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_publ
     first = metadata(catalog.commit_table(["a"], "t", request))
     assert first["current-schema-id"] != 0
     with pytest.raises(CommitFailed, match="current schema"):
-        catalog._commit(None, "", ("late",), commit.commit_table(catalog.warehouse, prepared, ahead), ahead)
+        catalog._commit(("late",), commit.commit_table(catalog.warehouse, prepared, ahead), ahead)
     assert metadata(catalog.load_table(["a"], "t")) == first
 
 

@@ -16,12 +16,12 @@ from limpet.catalog.leader import Decide, Documents, add_batch
 from limpet.catalog.records import Change, LedgerBatch, Row
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
-from limpet.keys import CatalogKeys
-from limpet.lease import Lock, VersionWatch
-from limpet.ledger import Publication
-from limpet.runtime import system
-from limpet.store import MemoryStore
+from limpet.events.ledger import Publication
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
 from support.catalog import Json
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from catalog.test_catalog_v3 import KEY, ORDER, SPEC, V3, WIDE
-from limpet import records
 from limpet.catalog.commit import apply, parse_commit
 from limpet.catalog.iceberg.tables import document_of, new_table, registered
+from limpet.kernel import records
 from support.catalog import SCHEMA
 
 OTHER_UUID = "00000000-0000-4000-8000-000000000000"

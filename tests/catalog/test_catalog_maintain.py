@@ -26,8 +26,8 @@ from limpet.app import Fleet
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import plan
 from limpet.catalog.maintain.tables import LedCatalogWriter
-from limpet.catalog.state import CommitFailed, NoSuchTable
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
+from limpet.catalog.names import CommitFailed, NoSuchTable
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.publish import IndexPublisher
 from limpet.testing import drain
 from support.catalog import append, metadata
@@ -515,7 +515,7 @@ def test_what_maintenance_costs() -> None:
 
 
 def test_maintenance_runs_as_a_task_of_the_fleet(fleet: Fleet) -> None:
-    """As in docs/how-to/maintain.md: a cron task, and the same as a durable one, whose steps are done once."""
+    """As in docs/use/tables.md: a cron task, and the same as a durable one, whose steps are done once."""
     create(fleet)
     change(fleet, *(lambda table, n=n: table.append(rows(n)) for n in range(3)))
 

@@ -17,12 +17,12 @@ from pyiceberg.table.metadata import TableMetadataUtil, new_table_metadata
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from limpet import records
 from limpet.catalog.commit import apply, parse_commit
 from limpet.catalog.iceberg.tables import document_of, new_table, registered, whole
-from limpet.catalog.state import CommitFailed
+from limpet.catalog.names import CommitFailed
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt, Invalid
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid
 from support.catalog import SCHEMA, table
 
 LOCATION = "s3://bucket/warehouse/a/t"

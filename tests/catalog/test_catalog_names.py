@@ -6,20 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from limpet.catalog.names import Kind, check_name, check_namespace, children, key_of, name_in, parsed, slug
 from limpet.catalog.records import Change, Row
-from limpet.catalog.state import (
-    CatalogState,
-    Kind,
-    check_name,
-    check_namespace,
-    children,
-    key_of,
-    name_in,
-    parsed,
-    slug,
-)
-from limpet.errors import Invalid
-from limpet.keys import disk_name
+from limpet.catalog.state import CatalogState
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import disk_name
 
 KINDS: tuple[Kind, ...] = ("n", "t", "v")
 NAMES = st.text(

@@ -6,11 +6,11 @@ import pytest
 
 from limpet.catalog.catalog import Catalog, NamesPage
 from limpet.catalog.leader import NotLeader
-from limpet.catalog.state import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
-from limpet.errors import Invalid
-from limpet.runtime import system
-from limpet.store import MemoryStore
-from limpet.store.metered import MeteredStore
+from limpet.catalog.names import AlreadyExists, NamespaceNotEmpty, NoSuchNamespace
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
+from limpet.kernel.store.metered import MeteredStore
 from support.catalog import catalog, catalog_on, table, view
 
 __all__ = ["catalog"]

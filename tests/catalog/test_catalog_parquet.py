@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from limpet.catalog.records import RememberedAnswer
 from limpet.catalog.state import CatalogState, time_text
 from limpet.catalog.storage import ParquetSnapshots
-from limpet.errors import Corrupt
 from limpet.events.parquet import arrow, write_table
+from limpet.kernel.errors import Corrupt
 from support.clock import steady
 
 CODEC = ParquetSnapshots()
@@ -126,7 +126,7 @@ def test_without_pyarrow_the_hint_says_what_to_install() -> None:
         "import sys; sys.modules['pyarrow'] = None\n"
         "from limpet.catalog.storage import ParquetSnapshots\n"
         "from limpet.catalog.state import CatalogState\n"
-        "from limpet.errors import Unsupported\n"
+        "from limpet.kernel.errors import Unsupported\n"
         "try: ParquetSnapshots().to_bytes(CatalogState())\n"
         "except Unsupported as error: print(error.hint)"
     )

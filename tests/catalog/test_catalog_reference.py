@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.state import AlreadyExists, CommitFailed, NamespaceNotEmpty, NoSuchTable, NoSuchView
-from limpet.errors import Invalid
-from limpet.store import DirectoryStore
+from limpet.catalog.names import AlreadyExists, CommitFailed, NamespaceNotEmpty, NoSuchTable, NoSuchView
+from limpet.kernel.errors import Invalid
+from limpet.kernel.store import DirectoryStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, version, view
 
 __all__ = ["catalog"]

@@ -31,7 +31,7 @@ from limpet.catalog.maintain.decide import (
     rewrite_groups,
     was_added,
 )
-from limpet.errors import Corrupt
+from limpet.kernel.errors import Corrupt
 
 NOW = 100 * DAY_MS
 AT = datetime(2026, 11, 1, tzinfo=UTC)

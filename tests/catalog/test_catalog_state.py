@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet import sortedmap
 from limpet.catalog.records import Change, RememberedAnswer, Row
 from limpet.catalog.state import CatalogState
-from limpet.sortedmap import SortedMap
+from limpet.kernel import sortedmap
+from limpet.kernel.sortedmap import SortedMap
 
 MANY = 20_000
 AT = "2026-11-17T08:00:00.000000+00:00"

@@ -15,19 +15,19 @@ from pydantic import TypeAdapter
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from limpet import records
 from limpet.catalog import compactor, history
 from limpet.catalog.catalog import Catalog, LoadedTable
 from limpet.catalog.entries import CheckedPurge, drop
 from limpet.catalog.iceberg.tables import document_of, whole
 from limpet.catalog.leader import Grant, NeedsMetadata
-from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, entry_in
+from limpet.catalog.names import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, entry_in
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.runtime import system
-from limpet.store import MemoryStore
-from limpet.store.metered import MeteredStore
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, NotModified, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
+from limpet.kernel.store.metered import MeteredStore
 from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, snapshot, table, view
 
 __all__ = ["catalog"]

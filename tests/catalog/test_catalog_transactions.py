@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.state import CommitFailed, NoSuchTable
+from limpet.catalog.names import CommitFailed, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Invalid
-from limpet.runtime import system
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import system
 from support.catalog import append, catalog, metadata, table
 
 __all__ = ["catalog"]

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet import records
 from limpet.catalog.catalog import Catalog, LoadedTable
-from limpet.catalog.state import CommitFailed
-from limpet.errors import Invalid
-from limpet.keys import Key
+from limpet.catalog.names import CommitFailed
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import Key
 from support.catalog import SCHEMA, append, catalog, metadata, snapshot, table
 
 __all__ = ["catalog"]

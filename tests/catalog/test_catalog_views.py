@@ -9,10 +9,10 @@ import pytest
 
 from catalog.test_catalog_v3 import FIELDS, WIDE
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.state import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
+from limpet.catalog.names import AlreadyExists, CommitFailed, NoSuchNamespace, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Invalid, NotModified
-from limpet.runtime import system
+from limpet.kernel.errors import Invalid, NotModified
+from limpet.kernel.runtime import system
 from support.catalog import SCHEMA, catalog, metadata, table, version, view
 
 __all__ = ["catalog"]

@@ -13,12 +13,13 @@ from uuid import UUID
 import pytest
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.state import CatalogState, free_in
+from limpet.catalog.names import free_in
+from limpet.catalog.state import CatalogState
 from limpet.catalog.warehouse import CACHE_BYTES_MAX, IN_MEMORY, Document, Warehouse
-from limpet.errors import Corrupt, Denied, Invalid
-from limpet.keys import Key
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore
+from limpet.kernel.errors import Corrupt, Denied, Invalid
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MemoryStore
 from support.catalog import append, catalog, catalog_on, metadata, snapshot, table, view
 
 __all__ = ["catalog"]

@@ -1,1 +1,1 @@
-"""Tests of `limpet.cell`."""
+"""Tests of `limpet.kernel.cell`."""

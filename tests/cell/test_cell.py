@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.cell import PLAIN, TRIES_MAX, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LeaseLost, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import cell_key
-from limpet.store import MemoryStore, Store
+from limpet.kernel import records
+from limpet.kernel.cell import PLAIN, TRIES_MAX, Cell, Fence, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LeaseLost, OutcomeUnknown, Unavailable, Unsupported
+from limpet.kernel.keys import cell_key
+from limpet.kernel.store import MemoryStore, Store
 from support.clock import ManualRuntime, Time
 from support.stores import (
     Fault,

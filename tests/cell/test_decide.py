@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.cell.decide import (
+from limpet.kernel.cell.decide import (
     MARK_CHARS,
     MARKS_MAX,
     OFTEN_MS,
@@ -25,11 +25,11 @@ from limpet.cell.decide import (
     mark,
     next_header,
 )
-from limpet.errors import Corrupt, Invalid, LeaseLost
-from limpet.records import INTEGER_MAX
-from limpet.runtime import ulid
-from limpet.store import Version
-from limpet.store.outcome import Verdict
+from limpet.kernel.errors import Corrupt, Invalid, LeaseLost
+from limpet.kernel.records import INTEGER_MAX
+from limpet.kernel.runtime import ulid
+from limpet.kernel.store import Version
+from limpet.kernel.store.outcome import Verdict
 from support.clock import steady
 
 V1, V2 = Version("v1"), Version("v2")

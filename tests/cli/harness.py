@@ -3,94 +3,29 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["COMMANDS", "Done", "Here", "Spawn", "alive", "limpet_command", "poll"]
+__all__ = ["COMMANDS", "NEED_STORE", "Done", "Here", "Spawn", "alive", "limpet_command", "poll"]
 
 PATIENCE_S = 30.0
-COMMANDS: list[tuple[str, ...]] = [
-    (),
-    ("backup",),
-    ("catalog",),
-    ("catalog", "gc"),
-    ("catalog", "import"),
-    ("catalog", "log"),
-    ("catalog", "quarantine"),
-    ("catalog", "quarantine", "ls"),
-    ("catalog", "quarantine", "retry"),
-    ("catalog", "show"),
-    ("catalog", "undrop"),
-    ("catalog", "verify"),
-    ("check",),
-    ("completion",),
-    ("demo",),
-    ("doctor",),
-    ("events",),
-    ("events", "ls"),
-    ("events", "tail"),
-    ("iam",),
-    ("index",),
-    ("index", "adopt"),
-    ("index", "compile"),
-    ("index", "create"),
-    ("index", "delete"),
-    ("index", "export"),
-    ("index", "get"),
-    ("index", "import"),
-    ("index", "ls"),
-    ("index", "publish"),
-    ("index", "purge"),
-    ("index", "put"),
-    ("index", "reshard"),
-    ("index", "schema"),
-    ("index", "sql"),
-    ("index", "stats"),
-    ("index", "verify"),
-    ("lock",),
-    ("lock", "break"),
-    ("lock", "ls"),
-    ("lock", "run"),
-    ("lock", "show"),
-    ("metrics",),
-    ("queue",),
-    ("queue", "adopt"),
-    ("queue", "cancel"),
-    ("queue", "cost"),
-    ("queue", "failed"),
-    ("queue", "ls"),
-    ("queue", "pause"),
-    ("queue", "peek"),
-    ("queue", "purge"),
-    ("queue", "push"),
-    ("queue", "resume"),
-    ("queue", "retry"),
-    ("queue", "show"),
-    ("queue", "signal"),
-    ("queue", "stats"),
-    ("queue", "sweep"),
-    ("restore",),
-    ("serve",),
-    ("serve", "api"),
-    ("serve", "compactor"),
-    ("sql",),
-    ("status",),
-    ("supervise",),
-    ("tables",),
-    ("tables", "compact"),
-    ("tables", "expire"),
-    ("tables", "orphans"),
-    ("top",),
-    ("ui",),
-    ("upgrade",),
-    ("work",),
-    ("workers",),
-]
+
+
+def _commands() -> Iterator[tuple[tuple[str, ...], list[str] | None]]:
+    for line in Path(__file__).with_name("commands.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        words, colon, arguments = line.partition(":")
+        yield tuple(words.split()), shlex.split(arguments) if colon else None
+
+
+COMMANDS: list[tuple[str, ...]] = [(), *(words for words, _ in _commands())]
 """Every command, groups too. `test_every_command_is_listed` compares it with the command line."""
+NEED_STORE = {words: arguments for words, arguments in _commands() if arguments is not None}
+"""The commands that need a store, with arguments that a store would take. URL is that of the store, else it is `-u`."""
 
 
 class Done(NamedTuple):

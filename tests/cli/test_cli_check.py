@@ -11,13 +11,13 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet import records
 from limpet.app.health import Limits, broken_limits
 from limpet.app.overview import read_overview
 from limpet.app.presence import QUEUES_MAX, WorkerPresence
-from limpet.keys import QueueKeys, worker_key
+from limpet.kernel import records
+from limpet.kernel.keys import QueueKeys, worker_key
+from limpet.kernel.store import DirectoryStore
 from limpet.queue.inspect import RECEIPTS_AT_ONCE
-from limpet.store import DirectoryStore
 
 HOUR_S = 3600
 

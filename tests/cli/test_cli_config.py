@@ -14,7 +14,7 @@ import pytest
 
 import limpet
 from cli.harness import COMMANDS, Here, Spawn, limpet_command, poll
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 from limpet.worker.pool import SourceWatch
 
 CONFIG = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.harness import Here
-from limpet.store.cloud import CloudStore
-from limpet.store.doctor import CHECKS
+from limpet.kernel.doctor import CHECKS
+from limpet.kernel.store.cloud import CloudStore
 from support.servers.process import Bucket
 
 

@@ -13,9 +13,9 @@ import limpet
 from cli.harness import Here, Spawn
 from limpet import testing
 from limpet.app.catalogs import executions_of
-from limpet.events.fold import recent
-from limpet.keys import CatalogKeys
-from limpet.runtime import system
+from limpet.events.tail import recent
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.runtime import system
 from support.servers.process import Bucket
 
 

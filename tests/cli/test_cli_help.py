@@ -11,6 +11,8 @@ import pytest
 
 import limpet
 from cli.harness import COMMANDS, Here, limpet_command
+from limpet.cli import parser
+from limpet.cli.parse import Group, summary_of
 
 LINES_MAX = 70
 GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",), ("tables",)]
@@ -44,16 +46,18 @@ def test_help_tells_defaults_and_variables_beside_the_text(here: Here) -> None:
 
 
 def test_every_command_is_listed() -> None:
-    from typer.main import get_command
-
-    from limpet.cli import build
+    """A group lists a command by a line of its own table, which is the first sentence of the command's help."""
 
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         yield words
-        for name, each in getattr(command, "commands", {}).items():
-            yield from below(each, (*words, name))
+        for name in command.list_commands(None) if isinstance(command, Group) else ():
+            inner = command.get_command(None, name)
+            assert inner is not None
+            assert inner.name == name
+            assert command.summary(name) == summary_of(inner.help)
+            yield from below(inner, (*words, name))
 
-    assert sorted(below(get_command(build()), ())) == COMMANDS
+    assert sorted(below(parser(), ())) == COMMANDS
 
 
 @pytest.mark.parametrize("group", [(), *GROUPS], ids=lambda group: " ".join(group) or "limpet")
@@ -92,7 +96,7 @@ def test_python_m_limpet_is_the_same_command() -> None:
 
 
 HEAVY = ("asyncio", "concurrent.futures", "duckdb", "msgspec", "obstore", "pyarrow", "subprocess")
-ROOMS = ("limpet.app", "limpet.catalog", "limpet.index", "limpet.queue", "limpet.service", "limpet.store")
+ROOMS = ("limpet.app", "limpet.catalog", "limpet.index", "limpet.queue", "limpet.service", "limpet.kernel.store")
 SCREEN = ("click", "rich", "typer")
 
 
@@ -113,16 +117,20 @@ def _loaded(code: str) -> set[str]:
             (*(each for each in HEAVY if each != "msgspec"), *SCREEN, "limpet.catalog", "limpet.index", "limpet.cli"),
         ),
         ("import limpet.cli", (*HEAVY, *ROOMS, *SCREEN)),
-        ("import limpet.cli as c; c.build('lock')", ("rich", "obstore", "limpet.app", "limpet.cli.queue")),
+        ("import limpet.cli as c; c.parser()", (*HEAVY, *ROOMS, "rich", "typer", "limpet.cli.lock")),
+        (
+            "import limpet.cli as c; c.parser().get_command(None, 'lock').get_command(None, 'ls')",
+            (*HEAVY, *ROOMS, "pydantic", "rich", "typer", "limpet.cli.queue"),
+        ),
     ],
 )
 def test_what_is_not_loaded_before_it_is_needed(code: str, heavy: tuple[str, ...]) -> None:
     loaded = _loaded(code)
-    assert "limpet.errors" in loaded
+    assert "limpet.kernel.errors" in loaded
     assert not loaded & {*heavy}
 
 
-def test_the_version_is_printed_before_typer_is_loaded() -> None:
+def test_the_version_is_printed_before_click_is_loaded() -> None:
     code = "import sys, limpet.cli\ntry: limpet.cli.main(['--version'])\nexcept SystemExit as end: assert end.code == 0"
     assert not _loaded(code) & {*HEAVY, *ROOMS, *SCREEN}
 

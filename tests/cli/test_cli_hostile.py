@@ -13,9 +13,9 @@ import pytest
 import limpet
 from cli.harness import Here
 from limpet.cli import clean, print_json
-from limpet.keys import Key
-from limpet.lease import Lease
-from limpet.records import printable
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lease
+from limpet.kernel.records import printable
 
 EVIL = "a\x1b[31mb\x07c\nforged: d\u202ee\x9bf\r\u2028g\x7f[bold]h"
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from cli.harness import Here
-from limpet.store.policies import Scope, aws_policy, gcp_policy
-from limpet.store.roles import check_queues
+from limpet.kernel.store.policies import Scope, aws_policy, gcp_policy
+from limpet.kernel.store.roles import check_queues
 
 
 def test_a_policy_for_aws_from_the_fleets_url(here: Here) -> None:

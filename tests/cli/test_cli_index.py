@@ -12,7 +12,7 @@ import pytest
 
 import limpet
 from cli.harness import Done, Here
-from limpet.keys import IndexKeys
+from limpet.kernel.keys import IndexKeys
 
 FIELDS = ("--field", "domain:string", "--field", "visits:integer?", "--field", "at:datetime?", "--key", "domain")
 

@@ -13,7 +13,7 @@ import pytest
 import limpet
 from cli.harness import Here, Spawn, poll
 from limpet.index import Index, shard_id
-from limpet.keys import IndexKeys
+from limpet.kernel.keys import IndexKeys
 
 SHARD = shard_id("d0.com")
 COMPILE = ("index", "compile", "-u", "fleet")

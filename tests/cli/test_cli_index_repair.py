@@ -13,9 +13,9 @@ import pytest
 import limpet
 from cli.harness import Here
 from limpet.index import Index, shard_id
-from limpet.keys import IndexKeys, Key
-from limpet.lease import Lock, VersionWatch
-from limpet.runtime import system
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import system
 
 KEYS = IndexKeys.of("domains")
 US = "\x1f"
@@ -301,7 +301,7 @@ def test_adopt_in_place(here: Here, tmp_path: Path) -> None:
     (root / "shards/5e.usv").write_bytes(b"b.com\x1fB\na.com\x1fA\n")
     (root / "shards/5f.usv").write_bytes(b"")
     (root / "inbox/3a/C.com.usv").write_bytes(b"C.com\x1fC\n")
-    assert fleet.store.get(limpet.keys.FLEET)
+    assert fleet.store.get(limpet.kernel.keys.FLEET)
     fields = ("--field", "domain:string", "--field", "title:string?", "--key", "domain")
     refused = here("index", "create", "sites", *fields, "-u", "fleet")
     assert refused.code == 1

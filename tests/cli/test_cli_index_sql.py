@@ -14,7 +14,7 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 
 
 @dataclass

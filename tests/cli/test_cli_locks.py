@@ -14,8 +14,8 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command
-from limpet.keys import Key
-from limpet.store import DirectoryStore
+from limpet.kernel.keys import Key
+from limpet.kernel.store import DirectoryStore
 
 READERS = [("lock", "ls"), ("lock", "show", "x")]
 ON_A_FLEET = [*READERS, ("lock", "break", "x", "--yes"), ("upgrade",)]

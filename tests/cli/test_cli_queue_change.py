@@ -13,9 +13,9 @@ import pytest
 
 import limpet
 from cli.harness import Here, limpet_command
-from limpet.keys import Key
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
 from limpet.queue import BucketQueue, Queue
-from limpet.runtime import system
 from limpet.testing import drain
 
 CHANGES = [
@@ -228,7 +228,7 @@ def test_purge_asks(here: Here, queue: Queue, monkeypatch: pytest.MonkeyPatch) -
     done = here("queue", "purge", "enrich")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
-        "limpet: 2 tasks would be dropped from 'enrich', 0 of them in flight, and there is no terminal to ask\n"
+        "limpet: 2 tasks would be dropped from 'enrich', 0 of them running, and there is no terminal to ask\n"
         "hint: add --yes\n"
     )
     assert queue.stats().pending == 1

@@ -12,9 +12,9 @@ import pytest
 
 import limpet
 from cli.harness import Here
-from limpet.keys import Key, batch_of
+from limpet.kernel.keys import Key, batch_of
+from limpet.kernel.runtime import system
 from limpet.queue import Queue
-from limpet.runtime import system
 from limpet.testing import drain
 
 WORKER = f"{os.uname().nodename}:{os.getpid()}"
@@ -85,7 +85,7 @@ def _rows(out: str) -> dict[str, str]:
 def test_ls_shows_all_queues(here: Here, queue: Queue) -> None:
     limpet.open().queue("a [b]").push({})
     title, first, second = here("queue", "ls").out.splitlines()
-    assert title == "queue\tpending\tin flight\tresting\tscheduled\tcompleted\tfailed\toldest"
+    assert title == "queue\tpending\trunning\tresting\tscheduled\tcompleted\tfailed\toldest"
     assert first.split()[:7] == ["a", "[b]", "1", "0", "0", "0", "0"]
     assert second.split()[:7] == ["enrich", "3", "1", "1", "1", "10", "2"]
     assert second.endswith("1 cancelled")
@@ -95,14 +95,14 @@ def test_ls_shows_all_queues(here: Here, queue: Queue) -> None:
 def test_ls_pending_tells_who_works_on_what(here: Here, queue: Queue) -> None:
     rows = {row["id"]: row for row in _json(here, "ls", "enrich")}
     assert [(id_, row["state"], row["attempt"], row["worker"]) for id_, row in rows.items()] == [
-        ("held", "held", 1, WORKER),
-        ("rest", "rests", 1, None),
-        ("waits", "waits", 0, None),
+        ("held", "running", 1, WORKER),
+        ("rest", "resting", 1, None),
+        ("waits", "waiting", 0, None),
     ]
     assert 590 < rows["rest"]["rests_s"] <= 600
     shown = here("queue", "ls", "enrich").out
     assert [line.split()[0] for line in shown.splitlines()] == ["id", "held", "rest", "waits"]
-    assert "rests 10 min" in shown
+    assert "resting 10 min" in shown
 
 
 def test_ls_failed_and_completed(here: Here, queue: Queue) -> None:
@@ -186,10 +186,10 @@ def test_show_what_ended(here: Here, queue: Queue) -> None:
 
 def test_show_what_waits(here: Here, queue: Queue) -> None:
     held = _json(here, "show", "enrich", "held")
-    assert (held["state"], held["worker"], held["token"], held["attempt"]) == ("held", WORKER, 1, 1)
+    assert (held["state"], held["worker"], held["token"], held["attempt"]) == ("running", WORKER, 1, 1)
     rests = _rows(here("queue", "show", "enrich", "rest").out)
-    assert (rests["state"], rests["next try"], rests["error"]) == ("rests", "in 10 min", "429")
-    assert _json(here, "show", "enrich", "waits")["state"] == "waits"
+    assert (rests["state"], rests["next try"], rests["error"]) == ("resting", "in 10 min", "429")
+    assert _json(here, "show", "enrich", "waits")["state"] == "waiting"
     later = _json(here, "show", "enrich", "later")
     assert (later["state"], later["payload"]) == ("scheduled", {"do": "later"})
 
@@ -197,7 +197,7 @@ def test_show_what_waits(here: Here, queue: Queue) -> None:
 def test_show_follows_a_retry(here: Here, queue: Queue) -> None:
     queue.retry("bad/1")
     rows = _rows(here("queue", "show", "enrich", "bad/1").out)
-    assert (rows["task"], rows["state"], rows["retried"]) == ("bad/1~1", "waits", "bad/1 was retried as bad/1~1")
+    assert (rows["task"], rows["state"], rows["retried"]) == ("bad/1~1", "waiting", "bad/1 was retried as bad/1~1")
 
 
 def test_show_a_batch_and_its_tasks(here: Here, queue: Queue) -> None:
@@ -217,7 +217,10 @@ def test_show_a_batch_on_its_way(here: Here) -> None:
     assert _json(here, "show", "enrich", entry) | {"pushed_at": 0} == {
         "queue": "enrich",
         "id": entry,
-        "state": "waits",
+        "state": "waiting",
+        "old_state": "waits",
+        "attempt": 0,
+        "worker": None,
         "pushed_at": 0,
         "tasks": 4,
     }
@@ -230,7 +233,7 @@ def test_show_a_batch_on_its_way(here: Here) -> None:
     whole = _json(here, "show", "enrich", entry)
     assert (whole["done"], whole["failed"], whole["tasks"]) == (1, [f"{entry}.1"], 4)
     states = [_json(here, "show", "enrich", f"{entry}.{n}")["state"] for n in range(4)]
-    assert states == ["completed", "failed", "waits", "waits"]
+    assert states == ["completed", "failed", "resting", "waiting"]
     assert "completed" in here("queue", "show", "enrich", f"{entry}.0").out
     assert "1 of 4" in here("queue", "ls", "enrich").out
     assert "1 done, in batches that have not ended" in here("queue", "stats", "enrich").out
@@ -252,7 +255,7 @@ def test_peek_shows_payloads(here: Here) -> None:
 def test_stats_counts_one_queue(here: Here, queue: Queue) -> None:
     stats = queue.stats()
     found = _json(here, "stats", "enrich")
-    for name in ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "cancelled", "paused"):
+    for name in ("pending", "running", "resting", "scheduled", "completed", "failed", "cancelled", "paused"):
         assert found[name] == getattr(stats, name), name
     shown = here("queue", "stats", "enrich").out
     assert [line.split()[-1] for line in shown.splitlines()][:8] == ["enrich", "3", "1", "1", "1", "10", "2", "1"]

@@ -14,7 +14,7 @@ import pytest
 
 import limpet
 from cli.harness import Here, Spawn, alive, limpet_command, poll
-from limpet.lease import State
+from limpet.kernel.lease import State
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the kernel kills orphans on Linux only")
 

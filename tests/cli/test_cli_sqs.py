@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from cli.harness import COMMANDS, Here
+from cli.harness import COMMANDS, NEED_STORE, Here
 from limpet.app.health import Limits
 from limpet.app.overview import OverviewWatch
 from support.servers.moto import REGION, Moto
@@ -105,7 +105,7 @@ def test_status_ls_and_stats_show_the_numbers_of_sqs(here: Here, url: str) -> No
     assert done.code == 0, done.err
     assert [line.split() for line in done.out.splitlines()[1:6]] == [
         ["pending", "3"],
-        ["in", "flight", "1"],
+        ["running", "1"],
         ["resting", "-"],
         ["scheduled", "0"],
         ["completed", "-"],
@@ -140,53 +140,6 @@ def test_what_sqs_cannot_do_is_said(here: Here, url: str, command: tuple[str, ..
     assert hint.startswith("hint: ")
 
 
-WITHOUT_STORE: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("backup",): ("URL", "PLACE"),
-    ("catalog", "gc"): (),
-    ("catalog", "import"): ("--from", "sqlite:///PLACE/other.db"),
-    ("catalog", "log"): (),
-    ("catalog", "quarantine", "ls"): (),
-    ("catalog", "quarantine", "retry"): ("--all",),
-    ("catalog", "show"): (),
-    ("catalog", "undrop"): ("a.b",),
-    ("catalog", "verify"): (),
-    ("demo",): (),
-    ("doctor",): ("URL",),
-    ("events", "ls"): (),
-    ("events", "tail"): (),
-    ("index", "adopt"): ("x",),
-    ("index", "compile"): ("x",),
-    ("index", "create"): ("x", "--field", "a:string", "--key", "a"),
-    ("index", "delete"): ("x", "k"),
-    ("index", "export"): ("x", "PLACE/o.csv"),
-    ("index", "get"): ("x", "k"),
-    ("index", "import"): ("x", "-", "--format", "csv"),
-    ("index", "ls"): (),
-    ("index", "publish"): ("x",),
-    ("index", "purge"): ("x", "--quiesced"),
-    ("index", "put"): ("x", '{"a": "b"}'),
-    ("index", "reshard"): ("x", "--depth", "3", "--quiesced"),
-    ("index", "schema"): ("x",),
-    ("index", "sql"): ("select * from x",),
-    ("index", "stats"): ("x",),
-    ("index", "verify"): ("x",),
-    ("lock", "break"): ("x", "--yes"),
-    ("lock", "ls"): (),
-    ("lock", "run"): ("x", "--", "true"),
-    ("lock", "show"): ("x",),
-    ("restore",): ("PLACE", "URL"),
-    ("serve",): ("--port", "0"),
-    ("serve", "api"): ("--port", "0", "--compactor-url", "http://127.0.0.1:9"),
-    ("serve", "compactor"): ("--port", "0"),
-    ("sql",): ("select * from locks",),
-    ("supervise",): ("--local", "PLACE/node", "--remote", "URL"),
-    ("tables", "compact"): ("n.t",),
-    ("tables", "expire"): ("n.t",),
-    ("tables", "orphans"): ("n.t",),
-    ("upgrade",): (),
-    ("workers",): (),
-}
-"""The commands that need a store, with arguments that a store would take. URL is that of SQS, else it is `-u`."""
 WITH_QUEUES = {
     ("check",),
     ("metrics",),
@@ -199,14 +152,14 @@ WITH_QUEUES = {
 """Those that work on SQS, or refuse one queue by its name: the other tests of this file."""
 
 
-@pytest.mark.parametrize("command", WITHOUT_STORE, ids=" ".join)
+@pytest.mark.parametrize("command", NEED_STORE, ids=" ".join)
 def test_what_needs_a_store_says_that_sqs_is_none(
     here: Here, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line and a hint, before any request is made: nothing listens at that address."""
     monkeypatch.setenv("LIMPET_SQS_ENDPOINT", "http://127.0.0.1:9")
     url = f"sqs://{REGION}/pre"
-    arguments = [word.replace("URL", url).replace("PLACE", str(tmp_path)) for word in WITHOUT_STORE[command]]
+    arguments = [word.replace("URL", url).replace("PLACE", str(tmp_path)) for word in NEED_STORE[command]]
     done = here(*command, *([] if url in arguments else ["-u", url]), *arguments)
     assert (done.code, done.out) == (1, "")
     line, hint = done.err.splitlines()
@@ -217,7 +170,7 @@ def test_what_needs_a_store_says_that_sqs_is_none(
 def test_no_command_is_left_out() -> None:
     groups = {words[:-1] for words in COMMANDS if words} - {("serve",)}
     no_url = {("completion",), ("iam",)}  # it needs no fleet; it takes a bucket's URL, and says so
-    assert {*COMMANDS} - groups - no_url == WITHOUT_STORE.keys() | WITH_QUEUES - {("queue",)}
+    assert {*COMMANDS} - groups - no_url == NEED_STORE.keys() | WITH_QUEUES - {("queue",)}
 
 
 def test_the_dashboard_shows_the_queues(url: str) -> None:

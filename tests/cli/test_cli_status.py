@@ -7,8 +7,8 @@ from pathlib import Path
 
 import limpet
 from cli.harness import Here
-from limpet.keys import Key
-from limpet.store import DirectoryStore
+from limpet.kernel.keys import Key
+from limpet.kernel.store import DirectoryStore
 
 
 def test_queues_and_locks_on_one_screen(here: Here) -> None:

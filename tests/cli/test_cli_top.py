@@ -18,8 +18,8 @@ from rich.console import Console
 
 import limpet
 from cli.harness import Here, limpet_command, poll
-from limpet import keys
 from limpet.cli.work import ProgressTable, progress_line
+from limpet.kernel import keys
 from limpet.testing import drain
 from limpet.worker.protocol import EventKind, TaskCounts, WorkerEvent
 from support.clock import EPOCH, ManualRuntime
@@ -112,7 +112,7 @@ def test_top_is_live_and_ends_with_q(terminal: Terminal, tmp_path: Path) -> None
     assert terminal.exit_code() == "0"
 
 
-@pytest.mark.parametrize(("width", "columns"), [(50, "pending failed 6 min"), (80, "pending in flight failed oldest")])
+@pytest.mark.parametrize(("width", "columns"), [(50, "pending failed 6 min"), (80, "pending running failed oldest")])
 def test_a_narrow_terminal_has_fewer_columns_and_every_name(
     terminal: Terminal, tmp_path: Path, width: int, columns: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_without_a_terminal_top_prints_one_reading(here: Here, tmp_path: Path) -
     done = here("top", "-u", "fleet")
     assert (done.code, done.err) == (0, "")
     rows = [line.split("\t") for line in done.out.splitlines()]
-    assert rows[1][:3] == ["queue", "pending", "in flight"]
+    assert rows[1][:3] == ["queue", "pending", "running"]
     assert [row[:2] for row in rows[2:4]] == [["\\x1b[31mbad", "1"], ["q", "1"]]
     assert done.out.splitlines()[-1].startswith("This has taken ")
     assert here("top", "-u", "nowhere").code == 1

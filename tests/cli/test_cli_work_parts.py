@@ -12,7 +12,7 @@ import pytest
 
 import limpet
 from limpet.cli.work import Log, ProgressTable, json_line, left_of, progress_line, text_line
-from limpet.errors import Invalid, Missing
+from limpet.kernel.errors import Invalid, Missing
 from limpet.worker.child import jobs_of
 from limpet.worker.pool import error_of
 from limpet.worker.protocol import (

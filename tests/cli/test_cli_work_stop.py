@@ -18,7 +18,7 @@ import pytest
 
 import limpet
 from cli.harness import limpet_command, poll
-from limpet.lease import State
+from limpet.kernel.lease import State
 from support.servers.process import Bucket
 
 APP = """

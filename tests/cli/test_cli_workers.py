@@ -12,8 +12,8 @@ import pytest
 
 import limpet
 from cli.harness import Here, Spawn, poll
-from limpet import keys
 from limpet.app.presence import WorkerPresence, workers
+from limpet.kernel import keys
 
 APP = """
 import limpet

@@ -21,8 +21,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 from limpet.catalog.iceberg.avro import AvroBudget, manifests_in, write_manifest_list
 from limpet.catalog.iceberg.files import Output
 from limpet.service.client import ServiceWriter
-from limpet.sim import deletes
-from limpet.sim.deletes import NO_METRICS, deletes_manifest
+from sim import deletes
+from sim.deletes import NO_METRICS, deletes_manifest
 
 __all__ = ["EQUALITY_LEFT", "commit_deletes", "equality_delete", "puffin_deletes", "with_equality_deletes"]
 

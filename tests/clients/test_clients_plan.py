@@ -44,9 +44,9 @@ from limpet.app.query import fleet_sql
 from limpet.catalog import catalog as catalogs
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg import avro, plan
-from limpet.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
+from limpet.kernel.errors import Corrupt, Invalid, Missing, Unavailable, Unsupported
 from limpet.service.client import ServiceWriter
-from limpet.sim.deletes import sealed_vector
+from sim.deletes import sealed_vector
 from support.servers.catalog import ask
 
 SCHEMA = Schema(

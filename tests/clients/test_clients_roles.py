@@ -14,7 +14,7 @@ from pyiceberg.exceptions import ServiceUnavailableError
 
 import limpet
 from clients.serving import Place, Service, api, compactor, place_in
-from limpet.keys import CatalogKeys
+from limpet.kernel.catalog_keys import CatalogKeys
 from support.roles import key_for
 from support.servers.process import Bucket
 

@@ -31,8 +31,8 @@ from pyiceberg.exceptions import BadRequestError, ForbiddenError, SignError, Una
 from pyiceberg.table import Table
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from limpet.errors import Unsupported
-from limpet.runtime import system
+from limpet.kernel.errors import Unsupported
+from limpet.kernel.runtime import system
 from limpet.service.decide import S3Bucket, S3Request, SignableRequest, decide
 from limpet.service.sign import CredentialSource, RequestSigner, S3Keys, StsClient, signed_headers
 from service.operations import OPERATIONS

@@ -24,7 +24,7 @@ from clients.conftest import Served
 from clients.ducks import attached
 from limpet.app.query import fleet_sql
 from limpet.catalog.maintain.tables import TableMaintenance
-from limpet.errors import Unsupported
+from limpet.kernel.errors import Unsupported
 from limpet.service.client import ServiceWriter
 
 V3 = {"format-version": "3"}

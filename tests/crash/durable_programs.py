@@ -21,8 +21,8 @@ from typing import Any
 from uuid import uuid4
 
 import limpet
+from limpet.kernel.runtime import system
 from limpet.queue import Fail
-from limpet.runtime import system
 from limpet.worker import Worker
 
 __all__ = ["PARTS", "is_bad_page", "is_declined", "is_refused", "orders", "scraper", "size_of"]

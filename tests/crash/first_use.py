@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
+from limpet.kernel import records
 
 __all__ = ["main"]
 

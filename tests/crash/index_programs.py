@@ -12,8 +12,8 @@ from itertools import count
 from typing import Any
 
 import limpet
-from limpet.errors import OutcomeUnknown, Unavailable
 from limpet.index import Index, decide, shard_id
+from limpet.kernel.errors import OutcomeUnknown, Unavailable
 
 __all__ = ["BEGAN", "SHARED", "Item", "compile_records", "key", "records", "write_records"]
 

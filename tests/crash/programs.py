@@ -15,13 +15,13 @@ from typing import Any
 import limpet
 from crash.durable_programs import orders, scraper
 from crash.index_programs import compile_records, write_records
-from limpet.cell import Cell, Fence, Lost, Replaced, Unclear, Won
-from limpet.cell.decide import admit
-from limpet.errors import Held, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key, lock_key
-from limpet.lease import Lease, Lock, VersionWatch
-from limpet.runtime import system
-from limpet.store import Absent, Always, DirectoryStore, Match, MemoryStore, Version, When
+from limpet.kernel.cell import Cell, Fence, Lost, Replaced, Unclear, Won
+from limpet.kernel.cell.decide import admit
+from limpet.kernel.errors import Held, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key, lock_key
+from limpet.kernel.lease import Lease, Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Absent, Always, DirectoryStore, Match, MemoryStore, Version, When
 
 __all__ = ["body", "expected", "kind_of", "main"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.errors import OutcomeUnknown, Unavailable
-from limpet.lease import Lease
+from limpet.kernel.errors import OutcomeUnknown, Unavailable
+from limpet.kernel.lease import Lease
 
 SIZE = "size=512k"
 

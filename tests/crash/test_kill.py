@@ -12,7 +12,7 @@ from pathlib import Path
 import limpet
 from crash.conftest import Start
 from crash.programs import body, expected
-from limpet.store import DirectoryStore
+from limpet.kernel.store import DirectoryStore
 
 WORKERS = 3
 TTL_S = 2.0

@@ -17,7 +17,7 @@ from crash.index_programs import Item, records
 from crash.test_kill import Poll
 from limpet.app import Fleet
 from limpet.index import Index
-from limpet.keys import IndexKeys
+from limpet.kernel.keys import IndexKeys
 
 WRITERS = COMPILERS = 4
 KILLS = 20

@@ -16,17 +16,18 @@ from fuzz.process import JOBS_EVERY_S, browsing, serving, virtual_processes
 from fuzz.world import BUCKET, DISKS, NAME, URL, Bench, Built, FuzzStore, build, tolerated
 from limpet import testing
 from limpet.app import Fleet
-from limpet.app.fleet import _named_memory
+from limpet.app.place import _named_memory
 from limpet.app.presence import WorkerPresence
-from limpet.cell import Cell, struct_codec
-from limpet.errors import LimpetError
 from limpet.events.sink import LedgerSink
-from limpet.keys import Key, QueueKeys, derived, worker_key, worker_of
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import LimpetError
+from limpet.kernel.keys import Key, QueueKeys, derived, worker_key, worker_of
+from limpet.kernel.store import Store
 from limpet.queue import BucketQueue
+from limpet.queue.awaited import AskingTurn
 from limpet.queue.entry import PushShape, SweepRecord
 from limpet.queue.sync import Blocked, Disconnected, Supervisor, SyncEvent
 from limpet.queue.sync.supervisor import UP_S
-from limpet.store import Store
 from support.index import keys_in
 from support.queue import Network
 from support.sync import Fleet as Nodes
@@ -124,6 +125,7 @@ def _queue_fleet(bench: Bench) -> None:
         fleet.queue("other").push({"n": 12}, id=id_)
     _swept(bench)
     bench.store.put(QueueKeys.of("q").bell, b'{"ring":"1"}')
+    assert AskingTurn(queue.storage).take()
     shape = PushShape(id="pushed", tasks=2, entries=1, sha256=hashlib.sha256(b"2").hexdigest(), at=bench.runtime.wall())
     queue.storage.shape(derived("many", "pushed")).create(shape)
 
@@ -263,6 +265,16 @@ def ring_bell(bench: Bench) -> None:
     tolerated(lambda: testing.drain(fleet))
     _are_done(bench, fleet, "q", ["rung"])
     work(bench)
+
+
+def ask_in_turn(bench: Bench) -> None:
+    """A process asks for its turn to look for suspended tasks. It has the turn, or it has not: other tasks go on."""
+    queue = bench.open().queue("q")
+    assert isinstance(queue, BucketQueue)
+    turn = AskingTurn(queue.storage)
+    tolerated(turn.take)
+    turn.keep()
+    turn.pass_on()
 
 
 def push_with_id(bench: Bench) -> None:
@@ -812,13 +824,14 @@ def show_events(bench: Bench) -> None:
 
 def _sign_head(store: FuzzStore, key: str, data: bytes) -> bytes:
     """The seal of a head, put right where it can be read at all."""
+    from limpet.catalog.heads import HEADS
     from limpet.catalog.records import CatalogHead
-    from limpet.catalog.state import HEADS
 
     try:
         head = msgspec.json.decode(data, type=CatalogHead)
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        sealed = msgspec.json.decode(b"{" + HEADS.fields(head) + b"}", type=dict[str, msgspec.Raw])
+        assert HEADS.to_struct is not None
+        sealed = msgspec.json.decode(msgspec.json.encode(HEADS.to_struct(head)), type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError):
         return data
     return msgspec.json.encode({**fields, **sealed})
@@ -1126,6 +1139,7 @@ KINDS: dict[str, Kind] = {
         _queue("sweep", "q/sweep.json"),
         Kind("bell", "queue", _queues, "queues/q/bell.json", "json", (ring_bell, *_QUEUE)),
         _queue("slot", "s/slots/0.lock"),
+        Kind("asking", "queue", _queues, "queues/q/slots/asking.lock", "json", (ask_in_turn,)),
         Kind("push-shape", "queue", _queues, "queues/q/pushes/.*", "json", (push_with_id,)),
         _queue("scheduled", "q/scheduled/.*", resign=_sign_task),
         _durable("step", "steps/bad/0.0000.json"),

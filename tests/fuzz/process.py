@@ -20,8 +20,14 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from fuzz.world import Bench, FuzzRuntime, Unfit, unfit
-from limpet.service import serve
-from limpet.service.http import HttpApp, Response, Routes, ServiceLog, Tokens
+from limpet.service import parts as parts_module
+from limpet.service.app import HttpApp, Routes
+from limpet.service.log import ServiceLog
+from limpet.service.parts import ApiPart, CompactorPart, ServiceContext, ServicePart
+from limpet.service.requests import Response
+from limpet.service.serve import BODY_BYTES_MAX
+from limpet.service.status import health_routes
+from limpet.service.tokens import Tokens
 from limpet.ui.server import UiPart
 from limpet.worker import child, pool
 
@@ -133,15 +139,13 @@ class _HandlersHere:
 class Service:
     """A service on the bucket: its parts, its routes, its background jobs and its log."""
 
-    def __init__(
-        self, bench: Bench, url: str, parts: Callable[[serve.ServiceContext], list[serve.ServicePart]]
-    ) -> None:
+    def __init__(self, bench: Bench, url: str, parts: Callable[[ServiceContext], list[ServicePart]]) -> None:
         self._log = io.StringIO()
         self._runtime = bench.runtime
-        context = serve.ServiceContext(bench.open_at(url), bench.runtime, ServiceLog(bench.runtime, "text", self._log))
+        context = ServiceContext(bench.open_at(url), bench.runtime, ServiceLog(bench.runtime, "text", self._log))
         self._parts = parts(context)
-        routes = [*self._parts[-1].routes(), *serve.health_routes(self._facts, lambda: False, bench.runtime)]
-        self._app = HttpApp(Routes(routes), bench.runtime, body_bytes_max=serve.BODY_BYTES_MAX, log=context.log)
+        routes = [*self._parts[-1].routes(), *health_routes(self._facts, lambda: False, bench.runtime)]
+        self._app = HttpApp(Routes(routes), bench.runtime, body_bytes_max=BODY_BYTES_MAX, log=context.log)
         self._app._threads = _HandlersHere()  # type: ignore[assignment]
 
     def _facts(self) -> dict[str, Any]:
@@ -199,10 +203,10 @@ def _run(work: Any) -> None:
     raise AssertionError("it waits for an event loop")
 
 
-def _catalog(context: serve.ServiceContext) -> list[serve.ServicePart]:
+def _catalog(context: ServiceContext) -> list[ServicePart]:
     tokens = Tokens(())
-    compactor = serve.CompactorPart(context, tokens, exposed=False)
-    return [compactor, serve.ApiPart(context, tokens, compactor.publish, compactor.fold, lease_s=10.0)]
+    compactor = CompactorPart(context, tokens, exposed=False)
+    return [compactor, ApiPart(context, tokens, compactor.publish, compactor.fold, lease_s=10.0)]
 
 
 def serving(bench: Bench, url: str) -> contextlib.AbstractContextManager[Service]:
@@ -216,12 +220,10 @@ def browsing(bench: Bench, url: str) -> contextlib.AbstractContextManager[Servic
 
 
 @contextlib.contextmanager
-def _started(
-    bench: Bench, url: str, parts: Callable[[serve.ServiceContext], list[serve.ServicePart]]
-) -> Iterator[Service]:
+def _started(bench: Bench, url: str, parts: Callable[[ServiceContext], list[ServicePart]]) -> Iterator[Service]:
     with (
-        patch.object(serve, "HAND_OVER_EVERY_S", JOBS_EVERY_S),
-        patch.object(serve, "COLLECT_EVERY_S", JOBS_EVERY_S),
+        patch.object(parts_module, "HAND_OVER_EVERY_S", JOBS_EVERY_S),
+        patch.object(parts_module, "COLLECT_EVERY_S", JOBS_EVERY_S),
     ):
         service = Service(bench, url, parts)
         service.start()

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 from fuzz.kinds import KINDS, RARELY, Consumer, Kind
 from fuzz.mutate import HUGE, Mutation, drawn_from, mutations_of
 from fuzz.world import Bench, Exceeded, Stopped, guarded
-from limpet.keys import Key
+from limpet.kernel.keys import Key
 
 __all__ = ["SEED", "TOTAL", "Failure", "beside", "cases", "rotated", "run_case", "run_names"]
 

@@ -16,9 +16,9 @@ from fuzz.kinds import KINDS, run_workers, serve_catalog
 from fuzz.mutate import HUGE, mutations_of
 from fuzz.run import SEED, TOTAL, Failure, cases, named, rotated, run_case
 from fuzz.world import Bench, Exceeded, Stopped, Unfit
-from limpet import keys
-from limpet.errors import Corrupt, Invalid
-from limpet.keys import Key
+from limpet.kernel import catalog_keys, keys
+from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.keys import Key
 
 
 def found(consumer: Callable[[Bench], object], mutation: str = "cut:half", kind: str = "task") -> list[Failure]:
@@ -102,7 +102,7 @@ def test_what_a_terminal_would_obey_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_mistake_in_a_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mistake(only: str | None) -> None:
+    def mistake(*_: object) -> None:
         raise KeyError("it")
 
     monkeypatch.setattr("fuzz.world._parser", mistake)
@@ -182,6 +182,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "QueueKeys.scheduled_at": ("scheduled",),
     "QueueKeys.part": ("result-part",),
     "QueueKeys.slot": ("slot",),
+    "QueueKeys.asking": ("asking",),
     "QueueKeys.step": ("step", "step-push", "step-gather"),
     "QueueKeys.signal": ("signal",),
     "QueueKeys.shape": ("push-shape",),
@@ -204,7 +205,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "CatalogKeys.quarantined": ("events-quarantine",),
     "CatalogKeys.reason": ("events-reason",),
 }
-"""The kinds of what each function of `limpet.keys` names."""
+"""The kinds of what each function of `limpet.kernel.keys` names."""
 SINGLE = {"FLEET": "limpet.json", "BACKUP": "backup", "NODE": "sync-node", "SUPERVISOR": "sync-supervisor"}
 UNREAD = {
     "clock_key": "only its time is read",
@@ -217,13 +218,14 @@ WAREHOUSE = {"metadata", "view-metadata", "table-metadata", "table-manifest", "t
 
 
 def _makers() -> set[str]:
-    """The functions and methods of `limpet.keys` that return a key."""
-    found = {name: value for name, value in vars(keys).items() if inspect.isfunction(value)}
-    for kind in vars(keys).values():
+    """The functions and methods of `limpet.kernel.keys` that return a key."""
+    members = vars(keys) | vars(catalog_keys)
+    makers = {name: value for name, value in members.items() if inspect.isfunction(value)}
+    for kind in members.values():
         if inspect.isclass(kind):
-            own = {name: getattr(value, "fget", value) for name, value in vars(kind).items()}
-            found |= {f"{kind.__name__}.{name}": value for name, value in own.items() if inspect.isfunction(value)}
-    return {name for name, value in found.items() if value.__annotations__.get("return") == "Key"}
+            own = {name: getattr(value, "fget", getattr(value, "func", value)) for name, value in vars(kind).items()}
+            makers |= {f"{kind.__name__}.{name}": value for name, value in own.items() if inspect.isfunction(value)}
+    return {name for name, value in makers.items() if value.__annotations__.get("return") == "Key"}
 
 
 def test_every_object_that_limpet_names_is_damaged() -> None:

@@ -10,8 +10,8 @@ import pytest
 import limpet
 from fuzz.kinds import KINDS, keep_supervising, supervise
 from fuzz.world import Bench
-from limpet.keys import Key, is_key
-from limpet.store import DirectoryStore
+from limpet.kernel.keys import Key, is_key
+from limpet.kernel.store import DirectoryStore
 
 ODD = ("\x1b", "x" * 300, "..", "a\\b", "a/.uploads/b")
 

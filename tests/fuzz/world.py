@@ -25,13 +25,14 @@ from unittest.mock import patch
 
 import limpet
 from cli.harness import Done
-from limpet import cli, runtime
-from limpet.app import Fleet, fleet
+from limpet import cli
+from limpet.app import Fleet, fleet, place
 from limpet.cli import EXIT_INTERNAL
-from limpet.errors import Corrupt, LimpetError
-from limpet.keys import Key, check_prefix
-from limpet.runtime import Flag, Runtime
-from limpet.store import Blob, MemoryStore, Stat, Store
+from limpet.kernel import runtime
+from limpet.kernel.errors import Corrupt, LimpetError
+from limpet.kernel.keys import Key, check_prefix
+from limpet.kernel.runtime import Flag, Runtime
+from limpet.kernel.store import Blob, MemoryStore, Stat, Store
 from support.clock import ManualFlag, QueueRuntime, Time
 
 __all__ = [
@@ -62,7 +63,7 @@ MEMORY_BYTES_MAX = 256 << 20
 HUGE_BYTES = 3 << 30
 READ_BYTES_MAX = 256 << 20
 
-_real_store_for = fleet.store_for
+_real_store_for = place.store_for
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIZE_MAX = inspect.signature(MemoryStore.get).parameters.get("size_max")
 
@@ -295,14 +296,14 @@ class Bench:
         ]
         for each in self._patches:
             each.start()
-        fleet._named_memory |= {f"{NAME}-{name}" if name else NAME: store for name, store in self.places.items()}
+        place._named_memory |= {f"{NAME}-{name}" if name else NAME: store for name, store in self.places.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
         for each in self._patches:
             each.stop()
-        for name in [each for each in fleet._named_memory if each.startswith(NAME)]:
-            del fleet._named_memory[name]
+        for name in [each for each in place._named_memory if each.startswith(NAME)]:
+            del place._named_memory[name]
 
     def _store_for(self, url: str, runtime: Runtime, **options: Any) -> Store:
         """As `fleet.store_for`; the bucket and the disks of nodes have URLs that look like real ones."""
@@ -311,7 +312,7 @@ class Bench:
 
 
 _parser = cache(cli.parser)
-"""The command line, made into commands once: Typer does so at every call, which takes longer than the rest."""
+"""The command line, made into commands once: that takes longer than the rest."""
 
 
 def build(make: Callable[[Bench], dict[str, Store] | None]) -> Built:

@@ -14,10 +14,10 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.cell import Fence
-from limpet.errors import Corrupt, Held, LeaseLost, LimpetError, Unsupported
 from limpet.index import Index
-from limpet.lease import Lease, State
+from limpet.kernel.cell import Fence
+from limpet.kernel.errors import Corrupt, Held, LeaseLost, LimpetError, Unsupported
+from limpet.kernel.lease import Lease, State
 from limpet.queue import BucketQueue
 
 FORMAT1 = Path(__file__).parent / "format1"

@@ -15,17 +15,17 @@ import msgspec
 import pytest
 
 import limpet
-from limpet import records
 from limpet.app import Fleet
 from limpet.app.adopt import adopt_files
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.index import Index
 from limpet.index.decide import shard_id
 from limpet.index.maintain.import_existing import RECORD_FOLDERS, AdoptReport, import_existing
 from limpet.index.maintain.verify import verify
-from limpet.keys import IndexKeys, Key
-from limpet.store import MemoryStore
-from limpet.store.sources import FileSource, FolderSource, StoreSource
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Missing
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.store import MemoryStore
+from limpet.kernel.store.sources import FileSource, FolderSource, StoreSource
 from support.clock import ManualRuntime
 from support.index import Killed, whole_of
 from support.stores import Meddled
@@ -394,7 +394,7 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
     store.before = lambda verb, key: before(verb)
     from limpet.index.types import typed
     from limpet.index.writer import stamps_of
-    from limpet.lease import VersionWatch
+    from limpet.kernel.lease import VersionWatch
 
     index: Index[Any] = Index(
         store, "domains", runtime, typed(Domain, "domain"), stamps_of(store, runtime, "memory"), VersionWatch(runtime)

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet.errors import Corrupt, Invalid
 from limpet.index import Index, writer
-from limpet.index.codec import KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed, stamp_text
+from limpet.index.codec import LINE_BYTES_MAX, UPDATED_AT, Field, Schema, Typed
 from limpet.index.types import extended, typed, with_own
+from limpet.index.values import KINDS, stamp_text
 from limpet.index.writer import AHEAD_MAX, EncodedRecords, Floor, RecordEncoder, Stamps, Times
-from limpet.store import MemoryStore
+from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.store import MemoryStore
 from support.clock import EPOCH, ManualRuntime, steady
 from support.costs import requests
 from support.index import NAME, Rec, at, objects

@@ -7,15 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from limpet.errors import Conflict, Corrupt, Denied, LimpetError, OutcomeUnknown, Unavailable
 from limpet.index import Index, decide
 from limpet.index.compiler import LOCK_TTL_S, CompileReport
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
-from limpet.keys import IndexKeys, Key
-from limpet.lease import VersionWatch
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Version, When
+from limpet.kernel.errors import Conflict, Corrupt, Denied, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import VersionWatch
+from limpet.kernel.store import Always, Blob, MemoryStore, MeteredStore, Stat, Version, When
 from support.clock import ManualRuntime, Time
 from support.index import NAME, Rec, at, keys_in, line_count, objects
 
@@ -64,20 +63,12 @@ class Network(MeteredStore):
         self._dead = isinstance(error, Crash)
         raise error
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
+    def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         get = super().get
         return self._pass(
             f"get {key}",
-            lambda: get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max),
+            lambda: get(key, **options),
         )
 
     def head(self, key: Key) -> Stat:

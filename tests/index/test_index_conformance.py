@@ -17,9 +17,9 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.index import Index, shard_id
-from limpet.keys import IndexKeys, Key
+from limpet.kernel.errors import Corrupt, Denied, Invalid, Missing
+from limpet.kernel.keys import IndexKeys, Key
 from support.index import NAME, Rec, at, keys_in, line_count, objects, shard_data
 
 NASTY = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f sep \u2028 crab \U0001f980'

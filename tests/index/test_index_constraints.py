@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.errors import Invalid
-from limpet.index.codec import Constraints, Field, Kind, Schema
+from limpet.index.codec import Constraints, Field, Schema
 from limpet.index.types import constraints_of, extended, loosened, with_own
+from limpet.index.values import Kind
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
 
 STAMP = "2026-03-01T00:00:00.000000Z"
 

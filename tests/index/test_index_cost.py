@@ -19,10 +19,10 @@ from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.storage import manifest_cell
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
-from limpet.keys import IndexKeys, Key
-from limpet.lease import Lock, VersionWatch
-from limpet.runtime import system
-from limpet.store import Always, Blob, MemoryStore, Stat, Version, When
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Always, Blob, MemoryStore, Stat, Version, When
 from support.clock import ManualRuntime
 from support.costs import plus, requests, times
 from support.index import NAME, Rec, keys_in, line_sizes, objects

@@ -1,4 +1,4 @@
-"""Damage is an error, never an empty or short answer (FAILURES F23); what is healthy is never refused."""
+"""Damage is an error, never an empty or short answer (failures.md F23); what is healthy is never refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Denied, LimpetError
 from limpet.index import DamagedShardWarning, Index, shard_id
 from limpet.index.codec import Field
 from limpet.index.compiler import Compiler, read_quarantined
@@ -24,10 +23,11 @@ from limpet.index.files import export
 from limpet.index.reader import DamagedShard
 from limpet.index.storage import Count, Fold, Manifest, fresh, manifest_cell, noted, sum_of, with_counts
 from limpet.index.types import with_own
-from limpet.keys import IndexKeys, Key, single_stamp
+from limpet.kernel.errors import Corrupt, Denied, LimpetError
+from limpet.kernel.keys import IndexKeys, Key, single_stamp
+from limpet.kernel.store import MemoryStore
+from limpet.kernel.store.api import Version
 from limpet.publish import CompiledShards
-from limpet.store import MemoryStore
-from limpet.store.api import Version
 from support.clock import Time
 from support.costs import requests
 from support.index import NAME, Process, Rec, keys_in, objects
@@ -366,7 +366,7 @@ def test_a_number_that_is_not_finite_is_no_record(fleet: Fleet, text: str) -> No
 def test_an_object_that_is_too_large_is_left_and_all_others_are_compiled(
     fleet: Fleet, index: Index[Rec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("storage", "compiler", "maintain.verify"):
+    for module in ("storage", "compiler", "maintain.verify", "maintain.repairs"):
         monkeypatch.setattr(f"limpet.index.{module}.WAITING_BYTES_MAX", 10_000)
     large = KEYS.pack(SHARD, "large")
     fleet.store.put(large, b"x" * 20_000)
@@ -473,7 +473,7 @@ def test_what_waits_is_folded_after_a_loss_was_accepted(fleet: Fleet, index: Ind
 KILLED = """
 import os, sys
 import limpet
-from limpet.store.directory import DirectoryStore
+from limpet.kernel.store.directory import DirectoryStore
 from support.index import NAME, Rec
 at = int(sys.argv[2])
 calls = 0

@@ -13,9 +13,9 @@ import pytest
 import limpet
 from limpet.app.indexes import ImportJob
 from limpet.cli.index.options import engine_of as engine
-from limpet.errors import Invalid, Unavailable
 from limpet.index.files import Import
 from limpet.index.formats import ChunkLimits
+from limpet.kernel.errors import Invalid, Unavailable
 
 distributed: Any = import_module("distributed")
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Corrupt
 from limpet.index import shard_id
 from limpet.index.codec import Shape
 from limpet.index.decide import (
@@ -43,6 +42,7 @@ from limpet.index.decide import (
     split,
     winners,
 )
+from limpet.kernel.errors import Corrupt
 from support.clock import steady
 from support.index import keys_in
 

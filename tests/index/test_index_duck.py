@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from limpet.index import sql as duck
-from limpet.index.codec import KINDS, Field, Schema
+from limpet.index import sql_tables as duck
+from limpet.index.codec import Field, Schema
 from limpet.index.types import extended, with_own
+from limpet.index.values import KINDS
 from support.values import VALUES, hard_texts
 
 duckdb = pytest.importorskip("duckdb")

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Denied
 from limpet.index import Index
-from limpet.index.codec import KINDS, Field, Schema
+from limpet.index.codec import Field, Schema
 from limpet.index.files import Import, export, whole_file
 from limpet.index.formats import FORMATS, ChunkLimits
 from limpet.index.formats.text import cells, guarded, joined, unguarded, unit, units
 from limpet.index.types import with_own
-from limpet.runtime import system
+from limpet.index.values import KINDS
+from limpet.kernel.errors import Corrupt, Denied
+from limpet.kernel.runtime import system
 from support.clock import steady
 
 parquet: Any = import_module("pyarrow.parquet")

@@ -19,12 +19,12 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.app.indexes import ImportJob
-from limpet.errors import Corrupt, Invalid
 from limpet.index import Index
 from limpet.index.codec import Field
 from limpet.index.files import Import, identity
 from limpet.index.formats import FORMATS, ChunkLimits, Mark, name_of
-from limpet.keys import INDEXES
+from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.keys import INDEXES
 
 pyarrow: Any = import_module("pyarrow")
 parquet: Any = import_module("pyarrow.parquet")

@@ -18,7 +18,7 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.index import Index, decide, reader
-from limpet.keys import IndexKeys
+from limpet.kernel.keys import IndexKeys
 from support.index import NAME, Rec, keys_in, line_sizes, objects
 
 SHARDS = 256

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.index import Index, decide
-from limpet.runtime import SystemRuntime
+from limpet.kernel.runtime import SystemRuntime
 from support.index import NAME, Rec, at, keys_in, line_count, objects
 
 KEYS = [*keys_in("3a", 5), *keys_in("77", 1)]

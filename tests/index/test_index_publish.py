@@ -28,10 +28,10 @@ from limpet.catalog.maintain.tables import LedCatalogWriter, TableWriter
 from limpet.demo import INDEX, KEY, DemoResult
 from limpet.demo.report import DemoScreen, DemoState
 from limpet.demo.report import publish as publish_demo
-from limpet.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import IndexKeys, Key
+from limpet.kernel.errors import Corrupt, Invalid, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.store.api import Stat, Version
 from limpet.publish import NAMESPACE, IndexPublisher, Published, parts_of
-from limpet.store.api import Stat, Version
 from support.index import keys_in
 from support.publish import NAME, PACKAGE, Rec, Watched, by_sql, fleet_on, plain_rows, some
 

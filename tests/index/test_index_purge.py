@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from limpet import records
 from limpet.app import Fleet
-from limpet.errors import Conflict, Corrupt, Held, Invalid
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id
 from limpet.index.maintain.offline import purge
 from limpet.index.maintain.verify import verify
 from limpet.index.storage import Manifest
-from limpet.lease import Lock
-from limpet.store import MemoryStore
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid
+from limpet.kernel.lease import Lock
+from limpet.kernel.store import MemoryStore
 from support.clock import ManualRuntime, Time
 from support.index import (
     KEYS,

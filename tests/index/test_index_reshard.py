@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from limpet import records
 from limpet.app import Fleet
-from limpet.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id, shard_ids
 from limpet.index.maintain import WholeIndex
+from limpet.index.maintain.flaws import MOVED, inspect
 from limpet.index.maintain.offline import reshard
-from limpet.index.maintain.verify import MOVED, inspect, verify
+from limpet.index.maintain.verify import verify
 from limpet.index.storage import Manifest
-from limpet.lease import Lock
-from limpet.store import MemoryStore
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
+from limpet.kernel.lease import Lock
+from limpet.kernel.store import MemoryStore
 from support.clock import ManualRuntime, Time
 from support.index import (
     KEYS,

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from limpet.errors import Denied
 from limpet.index import Index, decide
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
-from limpet.keys import IndexKeys
-from limpet.lease import VersionWatch
-from limpet.store import MemoryStore, ScopedStore
+from limpet.kernel.errors import Denied
+from limpet.kernel.keys import IndexKeys
+from limpet.kernel.lease import VersionWatch
+from limpet.kernel.store import MemoryStore, ScopedStore
 from support.clock import ManualRuntime, Time
 from support.index import NAME, Rec, keys_in, objects
 

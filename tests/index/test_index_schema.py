@@ -10,21 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from limpet.errors import Corrupt, Invalid
-from limpet.index.codec import (
-    KEY_BYTES_MAX,
-    KINDS,
-    LINE_BYTES_MAX,
-    SEPARATOR,
-    UPDATED_AT,
-    Constraints,
-    Field,
-    Kind,
-    Schema,
-)
+from limpet.index.codec import KEY_BYTES_MAX, LINE_BYTES_MAX, UPDATED_AT, Constraints, Field, Schema
 from limpet.index.decide import key_of
 from limpet.index.types import extended, nullable, with_own
+from limpet.index.values import KINDS, SEPARATOR, Kind
 from limpet.index.writer import stamp_in
+from limpet.kernel.errors import Corrupt, Invalid
 from support.clock import steady
 from support.values import VALUES, hard_texts
 

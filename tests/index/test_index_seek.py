@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Conflict, Corrupt, LimpetError, Unavailable
 from limpet.index import decide as seek
 from limpet.index.codec import Field, Shape
 from limpet.index.decide import ANCHOR, LINE_GUESS, READS, SURE, WINDOW_MIN, NoLine, Search, digest, fractions
 from limpet.index.reader import Reader
 from limpet.index.storage import IndexStorage, fresh
 from limpet.index.types import with_own
-from limpet.keys import IndexKeys, Key
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Blob, MemoryStore
+from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.records import RECORD_BYTES_MAX
+from limpet.kernel.store import Blob, MemoryStore
 from support.clock import ManualRuntime, steady
 from support.index import keys_in, line_sizes
 from support.stores import ScriptedStore, fails

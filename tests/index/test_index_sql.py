@@ -21,16 +21,18 @@ from hypothesis import strategies as st
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
 from limpet.index import Index, shard_id
 from limpet.index.decide import rank
-from limpet.index.sql import _PURE, _VOLATILE, _WITH_EFFECTS, SMALL_BYTES, Parameters, Rows, refused_functions, table_of
+from limpet.index.sql import _PURE, _VOLATILE, _WITH_EFFECTS, Parameters, refused_functions
 from limpet.index.sql import sql as ask
-from limpet.keys import IndexKeys, Key
-from limpet.runtime import system
-from limpet.store import Blob, ScopedStore, Store
+from limpet.index.sql_rows import Rows
+from limpet.index.sql_tables import SMALL_BYTES, table_of
+from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Blob, ScopedStore, Store
 from support.costs import requests
-from support.index import NAME, Rec, at, keys_in, objects
+from support.index import NAME, REFUSED_SQL, Rec, at, keys_in, objects
 
 NASTY = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f sep \u2028 crab \U0001f980'
 KEYS = IndexKeys.of(NAME)
@@ -472,32 +474,8 @@ def test_a_wrong_query_is_told_in_one_line(memory: Fleet, query: str, said: str,
     assert "\n" not in caught.value.hint
 
 
-NOT_SELECTS = [
-    "",
-    "-- nothing",
-    "select 1; select 2",
-    f"delete from {NAME}",
-    f"insert into {NAME} values ('x')",
-    "create table t (x int)",
-    f"drop view {NAME}",
-    "copy (select 1) to 'out.csv'",
-    f"copy {NAME} from '/etc/passwd'",
-    "attach 'other.db'",
-    "install httpfs",
-    "load httpfs",
-    "set enable_external_access = true",
-    "reset lock_configuration",
-    "set allowed_directories = ['/']; select * from read_text('/etc/passwd')",
-    "pragma enable_profiling",
-    "call enable_logging()",
-    "export database 'out'",
-    "explain analyze select 1",
-    f"update {NAME} set text = 'x'",
-]
-
-
 @pytest.mark.parametrize("allow_files", [False, True])
-@pytest.mark.parametrize("query", NOT_SELECTS)
+@pytest.mark.parametrize("query", REFUSED_SQL["not_selects"])
 def test_only_a_select_is_run(query: str, allow_files: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Invalid, match="that is not one SELECT"):
@@ -505,30 +483,7 @@ def test_only_a_select_is_run(query: str, allow_files: bool, tmp_path: Path, mon
     assert [*tmp_path.iterdir()] == []
 
 
-FILES = [
-    "select * from read_csv('{path}')",
-    "select * from read_text('{path}')",
-    "select * from read_blob('{path}')",
-    "select * from read_json('{path}')",
-    "select * from read_parquet('{path}')",
-    "select * from parquet_metadata('{path}')",
-    "select * from sniff_csv('{path}')",
-    "select * from glob('{folder}/*')",
-    "select * from '{path}'",
-    "select * from read_text('file://{path}')",
-    "select * from query('select * from read_text(''{path}'')')",
-    "select * from json_execute_serialized_sql(json_serialize_sql('select * from read_text(''{path}'')'))",
-    "select * from recs where text = (select content from read_text('{path}'))",
-    "select * from read_text('{fleet}/limpet.json')",
-    "select * from read_text('{shards}/{shard}.usv')",
-    "select * from read_text('{shards}/../../../../secret.txt')",
-    "select getenv('HOME')",
-    "select * from sqlite_scan('{path}', 'x')",
-    "select * from read_csv('https://example.test/x.csv')",
-]
-
-
-@pytest.mark.parametrize("query", FILES)
+@pytest.mark.parametrize("query", REFUSED_SQL["files"])
 def test_no_file_can_be_read(query: str, tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("s3cret\n")
     fleet = limpet.open(tmp_path / "fleet", durability="os")
@@ -547,39 +502,8 @@ def test_no_file_can_be_read(query: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-EFFECTS = [
-    "select * from enable_logging(storage='file', storage_path='{place}')",
-    "select * from Enable_Logging(storage='file', storage_config={{'path': '{place}'}})",
-    f"select * from main.enable_logging(storage='file', storage_path='{{place}}'), {NAME}",
-    "with x as (from enable_profiling(save_location='{place}')) from x",
-    f"select (select count(*) from enable_profiling(save_location='{{place}}')) from {NAME}",
-    "describe select * from enable_profiling(save_location='{place}')",
-    "select * from query('from enable_logging(storage=''file'', storage_path=''{place}'')')",
-    "select * from json_execute_serialized_sql(json_serialize_sql('select 1'))",
-    "from checkpoint()",
-    "from force_checkpoint()",
-    "from disable_logging()",
-    "from truncate_duckdb_logs()",
-    "from duckdb_logs()",
-    "from duckdb_secrets()",
-    "from which_secret('{place}', 's3')",
-    "from duckdb_external_file_cache()",
-    "from duckdb_temporary_files()",
-    "from read_duckdb('{place}')",
-    "from pandas_scan(1)",
-    "from arrow_scan(1, 2, 3)",
-    "from python_map_function(1, 2, 3)",
-    "select write_log('x')",
-    "select sleep_ms(1)",
-    "select pg_sleep(1)",
-    "select setval('s', 1)",
-    "select Main.Pg_Sleep(1)",
-    "select list_transform([1], lambda x: pg_sleep(x))",
-]
-
-
 @pytest.mark.parametrize("allow_files", [False, True])
-@pytest.mark.parametrize("query", EFFECTS)
+@pytest.mark.parametrize("query", REFUSED_SQL["effects"])
 def test_a_select_has_no_effects(query: str, allow_files: bool, tmp_path: Path) -> None:
     """Settings are locked and files are closed, and these write all the same, or end the process."""
     fleet = limpet.open(tmp_path / "fleet", durability="os")
@@ -653,7 +577,7 @@ def test_memory_is_limited(memory: Fleet) -> None:
 def test_without_the_extra_it_says_how_to_get_it() -> None:
     code = (
         "import sys; sys.modules['duckdb'] = None\n"
-        "import limpet; from limpet.index.sql import sql; from limpet.runtime import system\n"
+        "import limpet; from limpet.index.sql import sql; from limpet.kernel.runtime import system\n"
         "try: sql(limpet.open('memory://').store, system(), 'select 1')\n"
         "except limpet.LimpetError as error: print(error, error.hint)"
     )
@@ -851,7 +775,7 @@ def test_shards_beyond_the_limit_of_open_files_are_copied(tmp_path: Path, monkey
     index.compile(full=True)
     before = len(os.listdir("/proc/self/fd"))
     for open_max in (0, 3):
-        monkeypatch.setattr("limpet.index.sql.OPEN_MAX", open_max)
+        monkeypatch.setattr("limpet.index.sql_tables.OPEN_MAX", open_max)
         assert texts(fleet) == dict.fromkeys("abcdefgh", LARGE)
     assert len(os.listdir("/proc/self/fd")) == before, "no file stays open"
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.errors import Invalid
 from limpet.index import Index
-from limpet.runtime import SystemRuntime
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import SystemRuntime
 from support.clock import EPOCH, ManualRuntime, Time
 from support.index import NAME, PAST, Rec
 

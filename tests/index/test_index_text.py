@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from limpet.errors import Corrupt, Invalid
-from limpet.index.codec import END, NULL, SEPARATOR, escape, lines_of, unescape, unsafe
+from limpet.index.values import END, NULL, SEPARATOR, escape, lines_of, unescape, unsafe
+from limpet.kernel.errors import Corrupt, Invalid
 from support.clock import steady
 
 HARD = [

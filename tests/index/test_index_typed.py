@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Corrupt, Invalid, Unsupported
 from limpet.index.codec import Constraints, Field, Typed
 from limpet.index.types import typed, with_own
+from limpet.kernel.errors import Corrupt, Invalid, Unsupported
 from support.clock import steady
 from support.values import hard_texts
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from limpet.errors import Invalid
-from limpet.index.codec import INTEGER_END, KINDS, PATTERNS, READERS, WRITERS, Kind, shown, stamp_text, stamp_time
+from limpet.index.values import INTEGER_END, KINDS, PATTERNS, READERS, WRITERS, Kind, shown, stamp_text, stamp_time
+from limpet.kernel.errors import Invalid
 from support.clock import steady
 from support.values import VALUES, plain_json, times
 

@@ -12,13 +12,14 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, FlawKind, VerifyReport, verify
-from limpet.keys import IndexKeys, Key
-from limpet.lease import Lock
-from limpet.store import MemoryStore, Store
+from limpet.index.maintain.flaws import FlawKind
+from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, VerifyReport, verify
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import Lock
+from limpet.kernel.store import MemoryStore, Store
 from support.clock import ManualRuntime, Time
 from support.index import (
     KEYS,
@@ -375,7 +376,7 @@ def test_memory_is_bounded_by_batches(process: Process, monkeypatch: pytest.Monk
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr("limpet.store.api.Store.get_many", get_many)
+    monkeypatch.setattr("limpet.kernel.store.api.Store.get_many", get_many)
     monkeypatch.setattr("limpet.index.maintain.BATCH_OBJECTS", 100)
     monkeypatch.setattr("limpet.index.maintain.BATCH_BYTES", 200)
     report = verify(process.whole)
@@ -445,7 +446,7 @@ def test_a_shard_written_meanwhile_is_not_overwritten(process: Process) -> None:
 
 @pytest.mark.parametrize("damage", ["a pack out of order", "misplaced in a pack", "a pack twice"])
 def test_a_reader_that_listed_before_the_repair_misses_nothing(process: Process, damage: str) -> None:
-    """COUNTEREXAMPLES 11: it looks for a pack that is gone; the records must be further on, not in another pack."""
+    """failures.md, index 11: it looks for a pack that is gone; the records must be further on, not in another pack."""
     REPAIRED[damage].do(process)
     repairer = process.another("other")
     wanted = keys_in("77", 2, prefix="p")

@@ -1,1 +1,1 @@
-"""Tests of `limpet.lease`."""
+"""Tests of `limpet.kernel.lease`."""

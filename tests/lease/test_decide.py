@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Invalid
-from limpet.lease.decide import (
+from limpet.kernel.errors import Invalid
+from limpet.kernel.lease.decide import (
     TOKEN_MAX,
     Create,
     LeaseRecord,

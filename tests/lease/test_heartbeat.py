@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lease.world import TTL_S, World, won
-from limpet.errors import Denied
-from limpet.lease import Renewer, State
+from limpet.kernel.errors import Denied
+from limpet.kernel.lease import Renewer, State
 from support.stores import Fault, lost_request, unavailable
 
 EVERY_S = TTL_S / 3

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from lease.world import TTL_S, World, won
-from limpet.errors import Held, LeaseLost
-from limpet.keys import lock_key
-from limpet.lease import Lock, State, VersionWatch
-from limpet.runtime import system
-from limpet.store import MemoryStore
+from limpet.kernel.errors import Held, LeaseLost
+from limpet.kernel.keys import lock_key
+from limpet.kernel.lease import Lock, State, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore
 from support.stores import lost_request, unavailable
 
 

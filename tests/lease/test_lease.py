@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lease.world import TTL_S, Process, World, won
-from limpet.errors import Conflict, LeaseLost, OutcomeUnknown, Unavailable
-from limpet.lease import Lease, State
-from limpet.lease.decide import look_interval_s
+from limpet.kernel.errors import Conflict, LeaseLost, OutcomeUnknown, Unavailable
+from limpet.kernel.lease import Lease, State
+from limpet.kernel.lease.decide import look_interval_s
 from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then, unavailable
 
 

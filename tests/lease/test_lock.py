@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from lease.world import TTL_S, Process, World, won
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import lock_key
-from limpet.lease import LeaseRecord, Lock, State, VersionWatch
-from limpet.lease.decide import look_interval_s
-from limpet.store import MemoryStore
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import lock_key
+from limpet.kernel.lease import LeaseRecord, Lock, State, VersionWatch
+from limpet.kernel.lease.decide import look_interval_s
+from limpet.kernel.store import MemoryStore
 from support.clock import ManualRuntime
 from support.stores import Fault, fails, late, lost_reply, lost_request, own_conflict, refused_409, then
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from limpet.keys import lock_key
-from limpet.lease import Lease, LeaseRecord, Lock, State, VersionWatch
-from limpet.store import MemoryStore
+from limpet.kernel.keys import lock_key
+from limpet.kernel.lease import Lease, LeaseRecord, Lock, State, VersionWatch
+from limpet.kernel.store import MemoryStore
 from support.clock import ManualRuntime, Time
 from support.stores import ScriptedStore
 

@@ -23,7 +23,7 @@ class Change:
     """In the function called `where`, the code `old` stands once, and becomes `new`.
 
     `where` names a function, a method or a constant by some parts of its dotted name, in order, the last one included:
-    `limpet.cell.decide.admit` is also `cell.admit`, `decide.admit` and `admit`. So it may move to
+    `limpet.kernel.cell.decide.admit` is also `cell.admit`, `decide.admit` and `admit`. So it may move to
     another file. `old` is compared token by token: line breaks, indentation, comments and trailing commas do not count.
     The lines of `new` are indented relative to the first line of `old`, wherever that is found.
     """
@@ -100,13 +100,13 @@ def _complaint(bug: Bug, change: Change, definitions: list[_Place], found: list[
 
 
 def _definitions(where: str, changed: Mapping[Path, str]) -> Iterator[_Place]:
-    """The functions and constants of the package, the simulation aside, that are called `where`."""
+    """The functions and constants of the package that are called `where`."""
     *above, name = where.split(".")
     defined = re.compile(rf"^ *(?:async +)?(?:def +)?{name} *[(\[:=]", re.M)
     for path in _paths():
         module = _module(path)
         source = changed.get(path) or _read(path)
-        if f"{module}.".startswith("limpet.sim.") or name not in source or not defined.search(source):
+        if name not in source or not defined.search(source):
             continue
         for dotted, node in _named(_parse(source).body, module):
             if dotted.split(".")[-1] == name and _in_order(above, dotted.split(".")[:-1]):
@@ -194,11 +194,23 @@ def _matches(place: _Place, old: str) -> Iterator[_Place]:
 
 def _depth_of_statement(place: _Place) -> int:
     """How deep the statement is indented in which the place begins."""
-    lines = place.source.splitlines()
-    begin = {node.lineno for node in ast.walk(_parse(place.source)) if isinstance(node, ast.stmt)}
-    begin |= {n for n, line in enumerate(lines, start=1) if re.match(r"\s*(else|except|finally|case)\b", line)}
     at = place.source.count("\n", 0, place.start) + 1
-    return _depth(lines[max(n for n in begin if n <= at) - 1])
+    return max((n, depth) for n, depth in _statements(place.source) if n <= at)[1]
+
+
+@lru_cache(maxsize=512)
+def _statements(source: str) -> tuple[tuple[int, int], ...]:
+    """The lines in which statements and their clauses begin, and how deep these are indented."""
+    begin, todo = set[int](), [*_parse(source).body]
+    while todo:
+        node = todo.pop()
+        begin.add(node.lineno)
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for inner in getattr(node, name, ()):
+                todo += [inner] if isinstance(inner, ast.stmt) else inner.body
+    lines = source.splitlines()
+    begin |= {n for n, line in enumerate(lines, start=1) if re.match(r"\s*(else|except|finally|case)\b", line)}
+    return tuple((n, _depth(lines[n - 1])) for n in begin)
 
 
 def _depth(line: str) -> int:

@@ -1,8 +1,9 @@
 """Run the simulation with a bug planted in the source of the kernel.
 
 `python tests/planted/plant.py NAME` replays the bug's recorded seed; `--hunt N` looks for the first seed that catches
-it; without NAME it tells which bugs cannot be planted, because the code that they change is no longer found. The bug
-is a change of text in a module, made while the module is imported: nothing on disk is touched.
+it, and with `--record` writes that seed into the file of the bug; without NAME it tells which bugs cannot be planted,
+because the code that they change is no longer found. The bug is a change of text in a module, made while the module is
+imported: nothing of limpet on disk is touched.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from planted.bug import AnchorError, Bug, planted
-from planted.bugs import BUGS
+from planted.bugs import BUGS, record
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -58,10 +60,10 @@ def lost() -> list[str]:
     return why
 
 
-def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False) -> int:
+def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False, keep: bool = False) -> int:
     """Plant a bug in this process, which has not imported limpet yet, and run its recorded seed, or others.
 
-    Exit code 0: it was caught.
+    Exit code 0: it was caught; with `keep` the seed that caught it is recorded.
     """
     try:
         sys.meta_path.insert(0, _Finder(planted(bug)))
@@ -77,7 +79,7 @@ def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False)
             code = pytest.main(["-q", "-x", "-p", "no:xdist", "--assert=plain", f"--basetemp={scratch}/tests", test])
         return 0 if code is pytest.ExitCode.TESTS_FAILED else 1
 
-    from limpet.sim import SCENARIOS, trace_lines
+    from sim import SCENARIOS, trace_lines
 
     run = SCENARIOS[bug.scenario]
     for seed in [bug.seed] if seeds is None else seeds:
@@ -86,6 +88,8 @@ def replay(bug: Bug, seeds: Iterable[int] | None = None, *, trace: bool = False)
             if trace:
                 print(*trace_lines(world), sep="\n")
             print(f"seed {seed}: {str(violation).splitlines()[0]}")
+            if keep:
+                record(bug.name, seed)
             return 0
     print("not caught")
     return 1
@@ -105,6 +109,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=sorted(BUGS))
     parser.add_argument("--hunt", type=int, default=0, help="try so many seeds")
     parser.add_argument("--first", type=int, default=0, help="where --hunt begins")
+    parser.add_argument("--record", action="store_true", help="write the seed that --hunt finds into the bug's file")
     parser.add_argument("--trace", action="store_true", help="print the trace of the run")
     arguments = parser.parse_args()
     if arguments.name is None:
@@ -113,7 +118,7 @@ def main() -> int:
         return 1 if why else 0
     first = arguments.first
     seeds = range(first, first + arguments.hunt) if arguments.hunt else None
-    return replay(BUGS[arguments.name], seeds, trace=arguments.trace)
+    return replay(BUGS[arguments.name], seeds, trace=arguments.trace, keep=arguments.record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What a fork server imports once for all planted bugs: what limpet and its tests import, and nothing of limpet.
 
-The modules of limpet are imported to learn what they import, and forgotten: each fork imports them anew, with its bug.
+The modules of limpet and of the simulation are imported to learn what they import, and forgotten: each fork imports
+them anew, with its bug.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ __all__: list[str] = []
 MODULES = (
     "hypothesis",
     "limpet.pytest_plugin",
-    "limpet.sim.catalog",
-    "limpet.sim.index",
-    "limpet.sim.supervisor",
+    "sim.catalog",
+    "sim.index",
+    "sim.supervisor",
     "planted.plant",
     "pytest",
 )
 
 for _name in MODULES:
     import_module(_name)
-for _name in [name for name in sys.modules if name.split(".")[0] == "limpet"]:
+for _name in [name for name in sys.modules if name.split(".")[0] in ("limpet", "sim")]:
     del sys.modules[_name]
 gc.freeze()

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from limpet.errors import LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.errors import LeaseLost, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
 from support.queue import TTL_S, Process, World, raises, rounds
 from support.stores import lost_reply, lost_request

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import limpet
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
-from limpet.keys import QueueKeys
-from limpet.lease import State
+from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Unsupported
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.lease import State
 from limpet.queue import Policy
 from limpet.queue.entry import PAYLOAD_BYTES_MAX, batch_bytes
 from support.clock import EPOCH

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key, QueueKeys
-from limpet.lease import State
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key, QueueKeys
+from limpet.kernel.lease import State
 from limpet.queue import Result, Retry
 from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX, EntryClaim, EntryTask
 from limpet.queue.entry import SignalRecord, Suspension
@@ -607,7 +607,7 @@ def test_a_task_of_a_batch_has_its_own_attempts(world: World) -> None:
     assert [each.attempts for each in process.queue.results(ids)] == [1, 3, 1]
     rows = task_rows(process.queue.storage).rows
     assert [rows[id_].attempts for id_ in ids] == [1, 3, 1]
-    whole = process.queue.inspect.receipt(entry_of(ids))
+    whole = process.queue.receipt(entry_of(ids))
     assert whole is not None
     assert (whole.attempts, whole.tried) == (3, {1: 3})
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
+from limpet.kernel.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Always, ScopedStore, Version, When
+from limpet.kernel.store.api import Stat
+from limpet.kernel.store.roles import ROLES, allows
 from limpet.queue import BucketQueue
 from limpet.queue.bell import LIST_EVERY_S, LISTEN_S, must_list
 from limpet.queue.cost import idle_bill
-from limpet.store import Always, ScopedStore, Version, When
-from limpet.store.api import Stat
-from limpet.store.roles import ROLES, allows
 from limpet.worker import Job, Worker
 from support.queue import NAME, TTL_S, Network, World, raises
 from support.roles import OBJECT_VERBS

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from limpet.cell import PLAIN, Cell
-from limpet.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import cell_key
-from limpet.lease import State
+from limpet.kernel.cell import PLAIN, Cell
+from limpet.kernel.errors import Invalid, LeaseLost, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import cell_key
+from limpet.kernel.lease import State
 from limpet.queue import Fail, Retry
 from support.clock import EPOCH
 from support.queue import LATER_S, TTL_S, Crash, World, crash, held, raises

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import limpet
-from limpet.errors import Unavailable
-from limpet.lease import State
+from limpet.kernel.errors import Unavailable
+from limpet.kernel.lease import State
+from limpet.kernel.runtime import SystemRuntime, ThreadHandle
 from limpet.queue.closer import LINGER_S
-from limpet.runtime import SystemRuntime, ThreadHandle
 from limpet.worker import Job, Worker
 from support.queue import Process, World, raises, rounds
 

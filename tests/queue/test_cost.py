@@ -1,21 +1,15 @@
-"""What each act costs in requests, as the docstrings and the guarantees say."""
+"""What acts on a queue cost in requests, as the docstrings and the guarantees say. Single acts: tests/costs.toml."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from uuid import uuid4
-
 import pytest
 
-from limpet.keys import QueueKeys
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.runtime import system
+from limpet.kernel.store import MemoryStore, MeteredStore
 from limpet.queue import BucketQueue, Policy
-from limpet.queue.claim import EntryTask
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore, MeteredStore
 from support.costs import plus
 from support.queue import NAME, TTL_S, World, held, rounds
-from support.servers.process import Bucket
 
 CLAIM = {"put": 1, "get": 1}
 NAMED = {"head": 2}
@@ -24,83 +18,8 @@ CONTROL = {"get": 1}
 """Whether the queue is paused is asked when there is something to take, and not more often than every 5 s."""
 
 
-@pytest.fixture(params=["memory", "directory", "seaweedfs"])
-def meter(request: pytest.FixtureRequest, tmp_path: Path) -> MeteredStore:
-    """A metered store of each kind."""
-    if request.param == "memory":
-        return MeteredStore(MemoryStore())
-    if request.param == "directory":
-        return MeteredStore(DirectoryStore(tmp_path))
-    from limpet.store.cloud import CloudStore
-
-    bucket: Bucket = request.getfixturevalue("seaweedfs")
-    return MeteredStore(CloudStore(bucket.at(f"queue-cost-{uuid4().hex}"), options=dict(bucket.options)))
-
-
 def queue_on(meter: MeteredStore, policy: Policy | None = None) -> BucketQueue:
     return BucketQueue(meter, NAME, system(), policy=policy)
-
-
-def requests(meter: MeteredStore, act: Callable[[], object]) -> dict[str, int]:
-    with meter.measure() as cost:
-        act()
-    return cost.requests
-
-
-def rings(meter: MeteredStore) -> dict[str, int]:
-    """What the bell of a queue costs in a bucket, when it was not rung within the last second."""
-    return {"put": 1} if meter.far else {}
-
-
-def ended(queue: BucketQueue, verdict: Callable[[], object]) -> None:
-    """Give the verdict, and wait for the deletes, which a bucket's queue makes in the background."""
-    verdict()
-    queue.flush()
-
-
-def start(queue: BucketQueue) -> EntryTask:
-    return next(iter(held(queue.claim(wait_s=30))))
-
-
-# ---- one task, on every store ----
-
-
-def test_a_life_without_an_id(meter: MeteredStore) -> None:
-    queue = queue_on(meter)
-    queue.claim()
-    assert requests(meter, lambda: queue.push({"n": 1})) == plus({"put": 1}, rings(meter))
-    tasks: list[EntryTask] = []
-    assert requests(meter, lambda: tasks.append(start(queue))) == plus(CLAIM, PAGE, CONTROL)
-    assert requests(meter, lambda: ended(queue, tasks[0].done)) == {"put": 1, "delete": 2}
-
-
-def test_a_life_with_an_id(meter: MeteredStore) -> None:
-    queue = queue_on(meter)
-    queue.claim()
-    assert requests(meter, lambda: queue.push({"n": 1}, id="x")) == plus({"put": 1}, NAMED, rings(meter))
-    assert requests(meter, lambda: queue.push({"n": 1}, id="x")) == {"put": 1, "get": 1}
-    tasks: list[EntryTask] = []
-    assert requests(meter, lambda: tasks.append(start(queue))) == plus(CLAIM, NAMED, PAGE, CONTROL)
-    assert requests(meter, lambda: ended(queue, lambda: tasks[0].done({"rows": 3}))) == {"put": 1, "delete": 2}
-    assert requests(meter, lambda: queue.result("x")) == {"get": 1}
-    assert requests(meter, lambda: queue.push({"n": 1}, id="x"))["put"] == 1
-
-
-def test_a_failure_and_a_second_life(meter: MeteredStore) -> None:
-    queue = queue_on(meter)
-    queue.push({"n": 1}, id="x")
-    task = start(queue)
-    assert requests(meter, lambda: ended(queue, lambda: task.fail("no"))) == {"put": 1, "delete": 2}
-    retried = requests(meter, lambda: queue.retry("x"))
-    push = plus({"put": 1}, NAMED, rings(meter))
-    assert retried == plus({"get": 1}, {"get": 1}, push, {"put": 1}), "both receipts, a push, a swap"
-
-
-def test_pause_and_resume(meter: MeteredStore) -> None:
-    queue = queue_on(meter)
-    assert requests(meter, queue.pause) == {"get": 1, "put": 1}
-    assert requests(meter, queue.resume) == plus({"get": 1, "put": 1}, rings(meter))
-    assert requests(meter, queue.resume) == {"get": 1}
 
 
 # ---- on the hand-moved clock ----
@@ -154,7 +73,7 @@ def test_taking_over_costs_a_look_and_a_swap(world: World) -> None:
     two = world.process()
     two.queue.claim()
     world.time.sleep(2 * TTL_S)
-    two.queue.discovery._page = None
+    two.queue.discovery._drop_ready()
     assert two.cost(lambda: held(two.queue.claim())) == plus(CLAIM, PAGE, CONTROL, NAMED)
 
 

@@ -10,14 +10,17 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.keys import QueueKeys
-from limpet.lease import State
+from limpet.kernel import records
+from limpet.kernel.errors import Denied
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.lease import State
+from limpet.kernel.runtime import ulid
+from limpet.queue.awaited import TURN_S
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import claimed
+from limpet.queue.discovery import LEASES_A_PAGE, YOUNG_READS_MAX
 from limpet.queue.entry import EntryLease, Suspension, new_task
-from limpet.queue.queue import LEASES_A_PAGE, PAGE, YOUNG_READS_MAX
-from limpet.runtime import ulid
+from limpet.queue.pages import PAGE
 from limpet.worker import Job, Worker
 from support.clock import EPOCH
 from support.queue import NAME, TTL_S, Process, World, held
@@ -270,7 +273,7 @@ def test_a_burst_ends_only_after_a_look_at_all_of_the_backlog(far: bool, named: 
     world = World(far=far)
     crowd(world, 1_000, "sleeping", named=named)
     process = world.process()
-    process.queue.discovery.page_size = 10
+    process.queue.discovery.pages.size = 10
     for n in range(0, 1_000, 200):
         process.queue.push({"n": n}, id=f"00-{n:06}")
     world.time.sleep(100.0)
@@ -295,3 +298,82 @@ def test_a_last_claim_takes_what_an_ordinary_look_leaves_out(world: World) -> No
     with process.store.measure() as cost:
         assert not process.queue.claim_last()
     assert cost.requests == {"list": 1}, "the look saw all"
+
+
+# ---- one process looks for what many tasks wait for (0014) ----
+
+
+def looks_for_parts(process: Process) -> list[str]:
+    """The requests so far for what the tasks wait for; then forget them."""
+    found = [line for line in process.store.log if " queues/parts" in line]
+    process.store.log.clear()
+    return found
+
+
+def test_one_process_looks_for_what_many_tasks_wait_for_and_another_one_after_it() -> None:
+    world = World(far=True)
+    crowd(world, 100, "waiting for tasks")
+    one, two = world.process("one"), world.process("two")
+    for process in (one, two):
+        learn(process, 3)
+    for process in (one, two):
+        looks_for_parts(process)
+    for _ in range(100):
+        world.time.sleep(6.0)
+        assert not one.queue.claim()
+        assert not two.queue.claim()
+    both = [looks_for_parts(process) for process in (one, two)]
+    assert [] in both
+    assert 10 <= max(map(len, both)) <= 21, "once a minute, a LIST and a HEAD"
+    world.memory.delete(PARTS.tasks(ulid(1, 0), batch=False))
+    waits, looks = (two, one) if both[0] else (one, two)
+    assert looks_for_parts(looks) == []
+    began_s = world.time.now_s
+    assert held(waits.queue.claim(wait_s=300.0))
+    assert world.time.now_s - began_s <= 120.0, "the other process has died"
+
+
+def test_who_finds_more_than_it_can_take_passes_the_turn_on() -> None:
+    world = World(far=True)
+    crowd(world, 200, "waiting for tasks")
+    one, two = world.process("one"), world.process("two")
+    for process in (one, two):
+        learn(process, 2)
+    world.memory.delete(PARTS.tasks(ulid(1, 0), batch=False))
+    found_s: dict[str, float] = {}
+    for _ in range(60):
+        world.time.sleep(2.0)
+        for process in (one, two):
+            if process.queue.claim():
+                found_s.setdefault(process.runtime.owner, world.time.now_s)
+    first_s, second_s = sorted(found_s.values())
+    assert second_s - first_s <= TURN_S + 2.0
+
+
+def test_a_process_looks_itself_at_what_it_has_suspended() -> None:
+    world = World(far=True)
+    crowd(world, 2 * PAGE, "waiting for tasks")
+    one, two = world.process("one"), world.process("two")
+    learn(one)
+    mine = two.queue.push({}).id
+    own = PARTS.tasks(ulid(1, 7), batch=False)
+    world.memory.put(own, b"a task that has not ended")
+    with held(two.queue.claim(wait_s=60.0)) as claim:
+        waits = Suspension(reason="it waits", step=1, since=two.runtime.wall(), awaits=[own])
+        next(iter(claim)).suspend(2.0, waits)
+    assert claim.entry == mine
+    assert not two.queue.claim(wait_s=30.0)
+    world.memory.delete(own)
+    began_s = world.time.now_s
+    assert held(two.queue.claim(wait_s=60.0)).entry == mine
+    assert world.time.now_s - began_s <= 20.0
+
+
+def test_a_key_that_may_not_take_the_turn_looks_itself() -> None:
+    world = World(far=True)
+    crowd(world, 50, "waiting for tasks")
+    process = world.process()
+    process.store.away("put", "asking.lock", Denied("no"))
+    learn(process, 3)
+    world.memory.delete(PARTS.tasks(ulid(1, 0), batch=False))
+    assert held(process.queue.claim(wait_s=120.0))

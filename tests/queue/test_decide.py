@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet import records
-from limpet.keys import SEGMENT_BYTES_MAX, QueueKeys
-from limpet.lease import State
-from limpet.lease.decide import look_interval_s
+from limpet.kernel import records
+from limpet.kernel.keys import SEGMENT_BYTES_MAX, QueueKeys
+from limpet.kernel.lease import State
+from limpet.kernel.lease.decide import look_interval_s
+from limpet.kernel.records import RECORD_BYTES_MAX
+from limpet.kernel.store import Version
 from limpet.queue import Policy
 from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
 from limpet.queue.decide import (
@@ -26,7 +28,6 @@ from limpet.queue.decide import (
     Ready,
     Resting,
     aged,
-    at_work,
     attempts_of,
     backoff_s,
     bare,
@@ -66,8 +67,7 @@ from limpet.queue.entry import (
     Receipt,
     Suspension,
 )
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Version
+from limpet.queue.rows import state_of
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0
@@ -184,7 +184,8 @@ def test_how_many_are_worked_on_and_how_many_rest(
     state: State, wait_s: float, waits: dict[int, float], done: list[int], now_s: float, working: int, resting: int
 ) -> None:
     lease = record(state, wait_s=wait_s, waits=waits, done=done)
-    assert at_work(lease, 3, modified=EPOCH, now=at(now_s)) == (working, resting)
+    states = [state_of(lease, n, modified=EPOCH, now=at(now_s)) for n in range(3)]
+    assert (states.count("running"), states.count("resting")) == (working, resting)
 
 
 V1, V2 = Version("1"), Version("2")
@@ -205,26 +206,16 @@ V1, V2 = Version("1"), Version("2")
 )
 def test_an_entry_that_rests_is_left_out_until_it_is_due(at_s: float, now_s: float, left_out: bool) -> None:
     rest = Resting(V1, due_s=10.0, at=at(100.0))
-    for ring in (False, True):
-        assert is_left_out(rest, version=V1, at_s=at_s, now=at(now_s), ring=ring) is left_out
+    assert is_left_out(rest, version=V1, at_s=at_s, now=at(now_s)) is left_out
 
 
 @pytest.mark.parametrize(("at_s", "left_out"), [(0.0, True), (9.9, True), (10.0, False)])
 def test_an_entry_whose_rest_has_no_time_of_the_stores_clock(at_s: float, left_out: bool) -> None:
-    assert is_left_out(Resting(V1, due_s=10.0), version=V1, at_s=at_s, now=at(1e6), ring=False) is left_out
+    assert is_left_out(Resting(V1, due_s=10.0), version=V1, at_s=at_s, now=at(1e6)) is left_out
 
 
 def test_an_entry_whose_lease_has_changed_is_considered() -> None:
-    assert is_left_out(Resting(V1, due_s=10.0), version=V2, at_s=0.0, now=EPOCH, ring=False) is False
-
-
-@pytest.mark.parametrize(
-    ("at_s", "ring", "left_out"),
-    [(4.9, True, True), (5.0, True, False), (5.1, True, False), (5.0, False, True), (4.9, False, True)],
-)
-def test_a_ring_ends_a_rest_from_a_certain_time_on(at_s: float, ring: bool, left_out: bool) -> None:
-    rest = Resting(V1, due_s=10.0, ring_s=5.0)
-    assert is_left_out(rest, version=V1, at_s=at_s, now=EPOCH, ring=ring) is left_out
+    assert is_left_out(Resting(V1, due_s=10.0), version=V2, at_s=0.0, now=EPOCH) is False
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from limpet.errors import Conflict
-from limpet.keys import Key
+from limpet.kernel.errors import Conflict
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Always, MemoryStore, Version, When
+from limpet.kernel.store.api import Stat
 from limpet.queue import BucketQueue
-from limpet.queue.queue import AGE_MAX_S, PAGE, YOUNG_READS_MAX, Candidate, CandidatePage, Discovery
-from limpet.runtime import system
-from limpet.store import Always, MemoryStore, Version, When
-from limpet.store.api import Stat
+from limpet.queue.discovery import AGE_MAX_S, YOUNG_READS_MAX
+from limpet.queue.pages import PAGE, Candidate, CandidatePage, Pages
 from limpet.worker import Job, Worker
 from support.queue import ROOT, TTL_S, Process, World, held, rounds
 
@@ -208,7 +209,7 @@ def test_a_page_that_ends_between_a_lease_and_its_task(world: World) -> None:
     one.queue.push({}, id="x")
     one.take()
     everything = [*world.memory.list(ROOT)]
-    (candidate,) = two.queue.discovery._candidates([stat for stat in everything if stat.key.endswith("task.json")])
+    [candidate] = two.queue.discovery.pages.candidates([stat for stat in everything if stat.key.endswith("task.json")])
     assert candidate.lease is None
     assert two.queue._claim(candidate) is None
 
@@ -373,7 +374,7 @@ def test_a_page_leaves_out_what_another_thread_is_claiming(world: World) -> None
 def test_a_page_that_another_thread_has_listed_is_not_listed_again(world: World) -> None:
     fill(world, 3)
     process = world.process()
-    seen = process.queue.discovery.pages
+    seen = process.queue.discovery.pages.listed
     assert process.queue.discovery.list_page(seen) is not None
     before = lists(process)
     assert process.queue.discovery.list_page(seen) is None
@@ -389,16 +390,16 @@ def test_a_page_of_what_this_process_has_ended_is_followed_by_the_next(
     discovery = process.queue.discovery
     listed = 0
 
-    def page(self: Discovery) -> CandidatePage:
+    def page(self: Pages) -> CandidatePage:
         nonlocal listed
         listed += 1
-        self._tried["ours"] = (self.pages, float("inf"))
+        discovery._handed["ours"] = float("inf")
         names = ["ours"] if listed == 1 else ["ours", "theirs"]
         wall = process.runtime.wall()
         return CandidatePage(process.runtime.elapsed_s(), [Candidate(name, False, wall, None) for name in names])
 
-    monkeypatch.setattr(Discovery, "_sampled", page)
-    discovery._page = None
+    monkeypatch.setattr(Pages, "_sampled", page)
+    discovery._drop_ready()
     process.queue.claim()
     assert listed > 1
 

@@ -25,15 +25,17 @@ from limpet import Fail, Fleet
 from limpet.app.metrics import FleetMetrics
 from limpet.app.overview import read_overview
 from limpet.app.query import fleet_sql
-from limpet.cell import struct_codec
-from limpet.errors import Conflict, Invalid, LeaseLost, Missing, Unsupported
-from limpet.keys import Key, derived
+from limpet.kernel.cell import struct_codec
+from limpet.kernel.errors import Conflict, Invalid, LeaseLost, Missing, Unsupported
+from limpet.kernel.keys import Key, derived
+from limpet.kernel.runtime import ulid
+from limpet.kernel.store import Blob
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.durable import waiting
-from limpet.queue.entry import EntryLease, GatheredStep, Storage, Suspension
-from limpet.queue.steps import RUNNING, TaskSteps, gathered_bytes
-from limpet.runtime import ulid
-from limpet.store import Blob
+from limpet.queue.entry import EntryLease, GatheredStep, Suspension
+from limpet.queue.step_values import gathered_bytes
+from limpet.queue.steps import RUNNING, TaskSteps
+from limpet.queue.storage import Storage
 from limpet.worker import Job, Worker, WorkerEvent
 from support.clock import ManualRuntime
 from support.queue import TTL_S, World
@@ -229,14 +231,14 @@ def _failed(ground: Ground) -> tuple[Any, list[bool]]:
 def test_a_sweep_between_the_copy_of_the_steps_and_the_retry_keeps_the_copy(ground: Ground) -> None:
     report, broken = _failed(ground)
     queue: Any = report.queue
-    place = queue._admin._place
+    place = queue._pusher.place
     swept: list[int] = []
 
     def sweep_first(entry: str, task: Any) -> bool:
         swept.append(queue.sweep())
         return bool(place(entry, task))
 
-    queue._admin._place = sweep_first
+    queue._pusher.place = sweep_first
     ground.runtime.sleep(3600)
     [again] = queue.retry(all=True)
     broken.clear()
@@ -335,14 +337,14 @@ def test_a_signal_to_a_task_that_fails_meanwhile_is_refused(ground: Ground) -> N
     pushed = report.push()
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    life = queue._admin._life_of_waiting
+    life = queue._life_of_waiting
 
     def then_it_fails(*of: Any) -> Any:
         found = life(*of)
         ground.work(report)
         return found
 
-    queue._admin._life_of_waiting = then_it_fails
+    queue._life_of_waiting = then_it_fails
     with pytest.raises(Missing, match="has failed"):
         queue.signal(pushed.id, "approved")
 
@@ -603,7 +605,7 @@ def test_a_paused_queue_resumes_no_suspended_task(ground: Ground) -> None:
     ground.work(report, until_empty=False)
     assert ground.ran == []
     queue: Any = report.queue
-    assert queue.inspect.describe(pushed.id)["state"] == "suspended"
+    assert queue.describe(pushed.id)["state"] == "suspended"
     report.queue.resume()
     ground.work(report)
     assert ground.ran == ["after"]
@@ -1695,8 +1697,8 @@ def test_what_becomes_pending_while_it_is_looked_for_is_found(ground: Ground) ->
         return limpet.wait_signal("approved", timeout_s=1, default="nobody")
 
     queue: Any = report.queue
-    inspect, sweeper = queue.inspect, queue._sweeper
-    scheduled = inspect.scheduled
+    sweeper = queue._sweeper
+    scheduled = queue.scheduled
 
     def late(look: Callable[[str], Any]) -> Callable[[str], Any]:
         def looked(entry: str) -> Any:
@@ -1707,9 +1709,9 @@ def test_what_becomes_pending_while_it_is_looked_for_is_found(ground: Ground) ->
         return looked
 
     first = report.using(delay_s=86400).push()
-    inspect.scheduled = late(scheduled)
+    queue.scheduled = late(scheduled)
     assert limpet.signal(first, "approved", "ann")
-    inspect.scheduled = scheduled
+    queue.scheduled = scheduled
     second = report.using(delay_s=86400).push()
     limpet.signal(second, "approved", "bob")
     ground.runtime.sleep(1200)
@@ -1911,7 +1913,7 @@ def test_a_follower_runs_when_the_task_has_ended(ground: Ground) -> None:
     assert one.result().value == ["completed", 4]
     assert other.result().value == ["failed", None]
     sums: Any = total.queue
-    [row] = sums.inspect.entries("completed")
+    [row] = sums.entries("completed")
     assert sums.result(row["id"]).value == [0, 1, 4, None, 16, 25]
 
 
@@ -1937,11 +1939,10 @@ def test_a_suspended_task_is_shown_with_its_reason_and_its_steps(ground: Ground)
     pushed = report.push()
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    inspect = queue.inspect
-    [row] = inspect.entries("pending")
+    [row] = queue.entries("pending")
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
     assert (row["due_at"] - ground.runtime.wall()).total_seconds() == pytest.approx(90, abs=5)
-    facts = inspect.describe(pushed.id)
+    facts = queue.describe(pushed.id)
     assert facts is not None
     assert facts["state"] == "suspended"
     assert [(step["number"], step["kind"], step["name"]) for step in facts["steps"]] == [
@@ -1962,8 +1963,8 @@ def test_a_task_beside_a_suspended_one_is_not_shown_as_suspended(ground: Ground)
     one, two, three = report.push_many([("ready",), ("",), ("done",)])
     ground.work(report, until_empty=False)
     queue: Any = report.queue
-    shown = [queue.inspect.describe(str(each)) for each in (one, two, three)]
-    assert [each["state"] for each in shown] == ["suspended", "rests", "suspended"]
+    shown = [queue.describe(str(each)) for each in (one, two, three)]
+    assert [each["state"] for each in shown] == ["suspended", "resting", "suspended"]
     assert [each.get("reason") for each in shown] == [
         "waiting for the signal 'ready'",
         None,
@@ -1988,19 +1989,19 @@ def test_a_failed_durable_task_is_shown_with_its_steps_and_how_long_it_waited(gr
         queue.signal(each, "approved")
     ground.work(report)
     for each in pushed[:2]:
-        facts = queue.inspect.describe(each)
+        facts = queue.describe(each)
         assert (facts["state"], facts["error"]) == ("failed", "RuntimeError: no paper")
         assert [(step["kind"], step["name"]) for step in facts["steps"]] == [("step", "fetch"), ("signal", "approved")]
         waited = (facts["steps"][1]["at"] - facts["steps"][0]["at"]).total_seconds()
         assert facts["steps"][1]["waited_s"] == pytest.approx(waited, abs=0.001)
-    facts = queue.inspect.describe(pushed[2])
+    facts = queue.describe(pushed[2])
     assert (facts["state"], "steps" in facts) == ("failed", False)
 
 
 def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease has schema 2, and Limpet 0.1 reads up to 1. What that version really does is in design note 0012."""
+    """Its lease has schema 2, and Limpet 0.1 reads up to 1. What that version really does is in decision 0012."""
 
     @ground.fleet.task("report")
     def report(day: str) -> str:
@@ -2017,7 +2018,7 @@ def test_a_worker_that_does_not_know_steps_leaves_a_durable_task_alone(
         return struct_codec(EntryLease)
 
     with monkeypatch.context() as patch:
-        patch.setattr("limpet.queue.entry.lease_codec", old_codec)
+        patch.setattr("limpet.queue.storage.lease_codec", old_codec)
         old = BucketQueue(ground.fleet.store, "report", ground.runtime, policy=Policy())
         ran: list[Any] = []
         other = old.push({"day": "tuesday"})
@@ -2057,8 +2058,8 @@ def test_a_suspended_task_has_one_state_in_every_view(ground: Ground) -> None:
         ("suspended", True),
     ]
     queue: Any = report.queue
-    shown = {row["id"]: row for row in queue.inspect.entries("pending")}
-    facts = queue.inspect.describe(pushed["sleep"])
+    shown = {row["id"]: row for row in queue.entries("pending")}
+    facts = queue.describe(pushed["sleep"])
     assert shown[pushed["sleep"]]["state"] == facts["state"] == "suspended"
     assert shown[pushed["sleep"]]["due_at"] == facts["due_at"] == rows[pushed["sleep"]]["due_at"]
     assert rows[pushed["wait"]]["due_at"] is None

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
-from limpet.cell.decide import Header
-from limpet.keys import QueueKeys
-from limpet.lease import State
+from limpet.kernel.cell import Lost, Replaced, Unclear, Versioned, Won
+from limpet.kernel.cell.decide import Header
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.lease import State
+from limpet.kernel.store import Version
 from limpet.queue.durable import (
     KnownStep,
     NewStep,
@@ -34,7 +35,6 @@ from limpet.queue.durable import (
     woken,
 )
 from limpet.queue.entry import AWAITS_MAX, REASON_CHARS_MAX, Content, EntryLease, StepKind, StepRecord, Suspension
-from limpet.store import Version
 from support.clock import EPOCH
 
 KEYS = QueueKeys.of("report")

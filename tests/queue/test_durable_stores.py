@@ -12,9 +12,9 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
+from limpet.kernel.runtime import system
 from limpet.queue import BucketQueue, Pushed, TaskHandle
 from limpet.queue.claim import EntryClaim
-from limpet.runtime import system
 from limpet.worker import Worker
 from support.queue import World
 
@@ -153,7 +153,8 @@ def test_a_task_that_waits_for_a_delayed_one_for_a_day_costs_at_most_1500_reques
 
 def _day(push: Callable[[BucketQueue], Sequence[TaskHandle | Pushed]] | None = None) -> tuple[int, int]:
     """What an idle worker asks of a bucket in a day, and how often it claims a task that waits for what was pushed."""
-    from limpet.queue.steps import RUNNING, Suspend, TaskSteps, gather
+    from limpet.queue.calls import gather
+    from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 
     world = World(far=True)
     process = world.process()

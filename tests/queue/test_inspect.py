@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import limpet
-from limpet.keys import Key
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import SystemRuntime, system
 from limpet.queue import Queue
-from limpet.queue.inspect import ALL, FOLDERS, QueueSummary, count_queues, summarize
-from limpet.runtime import SystemRuntime, system
+from limpet.queue.count import ALL, FOLDERS, count_queues
+from limpet.queue.summary import QueueSummary, summarize
 from limpet.testing import drain
 from support.queue import TTL_S, World, rounds
 from support.servers.process import Bucket
@@ -193,7 +194,7 @@ def test_what_is_done_in_a_batch_that_runs_is_counted_with_its_heartbeat() -> No
     stats, [found] = process.queue.stats(), summarize(world.memory, process.runtime)
     assert (stats.pending, stats.in_flight, stats.done, stats.failed) == (101, 40, 59, 1)
     assert (found.pending, found.in_flight, found.done, found.failed) == (101, 40, 59, 1)
-    assert [(each["tasks"], each["done"]) for each in process.queue.inspect.entries("pending")] == [(100, 59), (1, 0)]
+    assert [(each["tasks"], each["done"]) for each in process.queue.entries("pending")] == [(100, 59), (1, 0)]
     for task in tasks:
         task.done()
     assert (process.queue.stats().done, process.queue.stats().completed) == (0, 99)

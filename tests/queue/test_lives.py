@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 import limpet
-from limpet.errors import Corrupt, LeaseLost, Unsupported
-from limpet.keys import retry_tag
+from limpet.kernel.errors import Corrupt, LeaseLost, Unsupported
+from limpet.kernel.keys import retry_tag
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryTask
 from limpet.queue.entry import TaskRecord, read_task

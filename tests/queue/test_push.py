@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.errors import Invalid, OutcomeUnknown, Unavailable
-from limpet.keys import Key, due_of, is_minted
+from limpet.kernel.errors import Invalid, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key, due_of, is_minted
 from limpet.queue import BucketQueue, Pushed, TaskHandle
-from limpet.queue.entry import BATCH_MAX, PAYLOAD_BYTES_MAX, NoJournal, Receipt
+from limpet.queue.entry import BATCH_MAX, PAYLOAD_BYTES_MAX, Receipt
+from limpet.queue.storage import NoJournal
 from support.clock import EPOCH, steady
 from support.queue import NAME, Crash, Process, World, crash, held, raises, rounds
 from support.stores import Fault, late, lost_reply, lost_request, own_conflict, refused_409, unavailable

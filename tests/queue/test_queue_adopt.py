@@ -15,12 +15,12 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.app.adopt import adopt_tasks
-from limpet.errors import Denied, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import Key
+from limpet.kernel.errors import Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore, ScopedStore
+from limpet.kernel.store.sources import FolderSource, StoreSource
 from limpet.queue import BucketQueue, Queue, QueueAdoptReport
 from limpet.queue.adopt import OWN_OBJECTS, QUEUE_FOLDERS, QueuePlace, verdict
-from limpet.store import MemoryStore, ScopedStore
-from limpet.store.sources import FolderSource, StoreSource
 from support.clock import ManualRuntime
 from support.queue import Crash
 from support.stores import Meddled

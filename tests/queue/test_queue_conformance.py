@@ -12,8 +12,8 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Invalid, Missing
-from limpet.keys import is_minted
+from limpet.kernel.errors import Invalid, Missing
+from limpet.kernel.keys import is_minted
 from limpet.queue import BucketQueue, Pushed, Queue, Result, Stats
 from limpet.queue.api import FEATURES, Claim
 from support.queue import held, rounds

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.keys import batch_of, check_id, count_of, entry_of, is_batch, life_before, name_of_receipt
-from limpet.lease import State
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, Unsupported
+from limpet.kernel.keys import batch_of, check_id, count_of, entry_of, is_batch, life_before, name_of_receipt
+from limpet.kernel.lease import State
+from limpet.kernel.store.api import Blob, Version
 from limpet.queue.entry import (
     PAYLOAD_BYTES_MAX,
     RESULT_BYTES_MAX,
@@ -30,7 +31,6 @@ from limpet.queue.entry import (
     read_task,
     result_bytes,
 )
-from limpet.store.api import Blob, Version
 from support.clock import EPOCH, steady
 
 MINTED = "01kjkc27j001r32bhe5rq00001"

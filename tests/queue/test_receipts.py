@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.lease import State
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.lease import State
 from limpet.queue import AttemptError, Result
 from support.clock import EPOCH
 from support.queue import TTL_S, World, raises, rounds

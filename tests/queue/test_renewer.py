@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from limpet.errors import LeaseLost, OutcomeUnknown, Unavailable
-from limpet.lease import RETRY_PART, Renewer, State
+from limpet.kernel.errors import LeaseLost, OutcomeUnknown, Unavailable
+from limpet.kernel.lease import Renewer, State
+from limpet.kernel.lease.renewer import RETRY_PART
+from limpet.kernel.runtime import SystemRuntime
+from limpet.kernel.store import MemoryStore
 from limpet.queue import BucketQueue, Policy
-from limpet.runtime import SystemRuntime
-from limpet.store import MemoryStore
 from support.clock import ManualRuntime
 from support.queue import LATER_S, TTL_S, World, held, rounds
 from support.stores import lost_request, unavailable

@@ -15,8 +15,8 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
-from limpet.errors import Corrupt, Invalid
-from limpet.keys import QueueKeys
+from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.keys import QueueKeys
 from limpet.queue import Pushed, Queue, Result, TaskHandle
 from support.costs import plus
 from support.queue import LATER_S, TTL_S, World, held, rounds

@@ -7,10 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from limpet.errors import Conflict, Invalid, LeaseLost, Missing, OutcomeUnknown
-from limpet.lease import State
+from limpet.kernel.errors import Conflict, Invalid, LeaseLost, Missing, OutcomeUnknown
+from limpet.kernel.lease import State
 from limpet.queue import Stats
-from limpet.queue.queue import CONTROL_EVERY_S, pending_in
+from limpet.queue.claiming import CONTROL_EVERY_S
+from limpet.queue.queue import pending_in
 from support.queue import TTL_S, Crash, World, crash, raises, rounds
 from support.stores import lost_reply
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.errors import Denied, Missing
+from limpet.kernel.errors import Denied, Missing
+from limpet.kernel.store import MemoryStore, ScopedStore
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim
 from limpet.queue.entry import Suspension
-from limpet.store import MemoryStore, ScopedStore
 from support.clock import EPOCH, QueueRuntime, Time
 
 

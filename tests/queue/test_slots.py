@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.errors import Unavailable
+from limpet.kernel.errors import Unavailable
 from limpet.queue.claim import EntryClaim
 from support.queue import LATER_S, TTL_S, Process, World, held, raises, rounds
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet.errors import Denied, Unavailable
-from limpet.keys import QueueKeys
+from limpet.kernel.errors import Denied, Unavailable
+from limpet.kernel.keys import QueueKeys
 from limpet.queue import Fail
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.decide import ABANDONED

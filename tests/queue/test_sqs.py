@@ -25,7 +25,7 @@ from weakref import ref
 import pytest
 
 import limpet
-from limpet.errors import (
+from limpet.kernel.errors import (
     Denied,
     Invalid,
     LimpetError,
@@ -34,10 +34,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
+from limpet.kernel.runtime import SystemRuntime, ThreadHandle, system
 from limpet.queue.api import Claim, Fail, Policy, Queue, Retry, Task
 from limpet.queue.sqs import SqsClaim, SqsQueue, SqsTask, connect
 from limpet.queue.sqs.client import BATCH_BYTES_MAX, SqsClient, pack
-from limpet.runtime import SystemRuntime, ThreadHandle, system
 from limpet.worker import Job, Worker
 from support.servers.moto import REGION, Answer, Body, Meddler, Moto, failing, refusing
 from support.servers.process import NotInstalled

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Invalid, Unavailable
-from limpet.lease import State
+from limpet.kernel.errors import Invalid, Unavailable
+from limpet.kernel.lease import State
 from limpet.queue import Policy
 from limpet.queue.sweep import CHUNK, GRACE_S, RETAIN_EVERY_S, SWEEP_EVERY_S
 from support.queue import ROOT, TTL_S, Crash, World, crash, raises, rounds
@@ -556,7 +556,7 @@ def test_receipts_that_are_kept_for_ever_never_go(world: World, retention_s: flo
     assert process.queue.sweep() == 0
     assert not process.queue.push({}, id="old").created
     assert [result.state for result in process.queue.results(["old", "bad"])] == ["completed", "failed"]
-    facts = process.queue.inspect.describe("old")
+    facts = process.queue.describe("old")
     assert facts is not None
     assert facts["receipts_kept_s"] is None
 
@@ -565,12 +565,12 @@ def test_how_long_receipts_are_kept_is_told_once_a_worker_has_swept(world: World
     process = world.process(retention_s=10 * DAY_S)
     process.queue.push({}, id="x")
     process.drain()
-    facts = process.queue.inspect.describe("x")
+    facts = process.queue.describe("x")
     assert facts is not None
     assert "receipts_kept_s" not in facts
     world.time.sleep(2 * SWEEP_EVERY_S)
     process.queue.claim()
-    facts = process.queue.inspect.describe("x")
+    facts = process.queue.describe("x")
     assert facts is not None
     assert facts["receipts_kept_s"] == 10 * DAY_S
 

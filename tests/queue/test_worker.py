@@ -11,9 +11,9 @@ import pytest
 
 import limpet
 from limpet import Fleet
-from limpet.errors import Invalid, Unavailable
+from limpet.kernel.errors import Invalid, Unavailable
+from limpet.kernel.runtime import ulid
 from limpet.queue import BucketQueue
-from limpet.runtime import ulid
 from limpet.worker import Cron, Job, Worker, WorkerEvent, current_task
 from support.clock import EPOCH, ManualRuntime, Time
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Invalid, LeaseLost
+from limpet.kernel.errors import Invalid, LeaseLost
+from limpet.kernel.user_code import UserCall, one_line
 from limpet.queue.api import Fail, Retry
-from limpet.user_code import UserCall, one_line
-from limpet.worker.runner import Permits, Rate, TaskVerdict, WorkerReport, classify, trace_of
+from limpet.queue.look import FIRST_S, IDLE_S
+from limpet.worker.limits import Permits, Rate
+from limpet.worker.runner import WorkerReport
 from limpet.worker.schedule import Cron
-from limpet.worker.worker import BUSY_S, FIRST_S, IDLE_S, PollSchedule
+from limpet.worker.verdict import TaskVerdict, classify, trace_of
+from limpet.worker.worker import BUSY_S, LookLine
 from support.clock import ManualRuntime
 
 
@@ -65,11 +68,11 @@ def test_rate_says_how_long_to_wait(runtime: ManualRuntime) -> None:
 
 
 def test_an_earlier_queue_comes_first(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S * 2] * 2, runtime, in_order=True)
+    polls = LookLine([IDLE_S * 2] * 2, runtime, in_order=True)
     assert polls.take() == 0
     polls.found(0)
     assert polls.take() == 0
-    polls.empty(0)
+    polls.queues[0].empty()
     assert polls.take() == 1
     polls.found(1)
     assert polls.take() == 1
@@ -78,7 +81,7 @@ def test_an_earlier_queue_comes_first(runtime: ManualRuntime) -> None:
 
 
 def test_without_an_order_they_take_turns(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S * 3] * 3, runtime, in_order=False)
+    polls = LookLine([IDLE_S * 3] * 3, runtime, in_order=False)
     seen = []
     for _ in range(6):
         n = polls.take()
@@ -89,33 +92,33 @@ def test_without_an_order_they_take_turns(runtime: ManualRuntime) -> None:
 
 
 def test_only_one_looks_at_a_queue_that_was_empty(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
+    polls = LookLine([IDLE_S * 1] * 1, runtime, in_order=True)
     assert (polls.take(), polls.take()) == (0, None)
     polls.found(0)
     assert (polls.take(), polls.take()) == (0, 0)
 
 
 def test_threads_that_find_nothing_at_once_do_not_make_the_pause_longer(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S], runtime, in_order=True)
+    polls = LookLine([IDLE_S], runtime, in_order=True)
     polls.found(0)
     assert [polls.take() for _ in range(32)] == [0] * 32
     for _ in range(32):
-        polls.empty(0)
+        polls.queues[0].empty()
     runtime.sleep(FIRST_S)
     assert polls.take() == 0
-    polls.empty(0)
+    polls.queues[0].empty()
     assert polls.wait_s() <= FIRST_S
 
 
 @pytest.mark.parametrize("queues", [1, 2, 5])
 def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: int) -> None:
-    polls = PollSchedule([IDLE_S * queues] * queues, runtime, in_order=True)
+    polls = LookLine([IDLE_S * queues] * queues, runtime, in_order=True)
 
     def in_an_hour() -> int:
         count, until_s = 0, runtime.elapsed_s() + 3600
         while runtime.elapsed_s() < until_s:
             while (n := polls.take()) is not None:
-                polls.empty(n)
+                polls.queues[n].empty()
                 count += 1
             runtime.sleep(polls.wait_s())
         return count
@@ -125,10 +128,10 @@ def test_idle_looks_do_not_grow_with_the_queues(runtime: ManualRuntime, queues: 
 
 
 def test_work_in_one_queue_brings_a_look_at_the_others(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S * 2] * 2, runtime, in_order=True)
+    polls = LookLine([IDLE_S * 2] * 2, runtime, in_order=True)
     for _ in range(30):
         while (n := polls.take()) is not None:
-            polls.empty(n)
+            polls.queues[n].empty()
         runtime.sleep(polls.wait_s())
     assert polls.take() is not None
     polls.found(1)
@@ -137,27 +140,27 @@ def test_work_in_one_queue_brings_a_look_at_the_others(runtime: ManualRuntime) -
 
 
 def test_trouble_backs_off_and_is_forgotten(runtime: ManualRuntime) -> None:
-    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
+    polls = LookLine([IDLE_S * 1] * 1, runtime, in_order=True)
     waits = []
     for _ in range(7):
         assert polls.take() == 0
-        polls.failed(0)
+        polls.queues[0].failed()
         waits.append(polls.wait_s())
         runtime.sleep(waits[-1])
     assert waits == pytest.approx([1, 2, 4, 8, 16, 30, 30])
     assert polls.failed_wait_s() > 0
     polls.take()
-    polls.empty(0)
+    polls.queues[0].empty()
     assert polls.failed_wait_s() == 0
 
 
 def test_a_long_look_counts_as_a_pause(runtime: ManualRuntime) -> None:
     """A claim that waits in the server has waited."""
-    polls = PollSchedule([IDLE_S * 1] * 1, runtime, in_order=True)
+    polls = LookLine([IDLE_S * 1] * 1, runtime, in_order=True)
     for _ in range(30):
         assert polls.take() == 0
         runtime.sleep(IDLE_S)
-        polls.empty(0)
+        polls.queues[0].empty()
 
 
 # ---- permits and counts ----

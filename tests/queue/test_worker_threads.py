@@ -14,8 +14,8 @@ import pytest
 
 import limpet
 from limpet import Fleet
-from limpet.runtime import system
-from limpet.worker import Job, Worker, WorkerEvent, current_task, runner
+from limpet.kernel.runtime import system
+from limpet.worker import Job, Worker, WorkerEvent, coroutines, current_task
 
 PATIENCE_S = 30.0
 
@@ -303,7 +303,7 @@ def test_a_coroutine_that_ignores_its_cancellation_stays_behind_with_its_loop(
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(runner, "WIND_UP_S", 0.05)
+    monkeypatch.setattr(coroutines, "WIND_UP_S", 0.05)
     events: list[WorkerEvent] = []
     queue = fleet.queue("q")
     for n in range(3):

@@ -17,9 +17,9 @@ from cli.harness import Here
 from limpet.app.catalogs import executions_of, storage_of
 from limpet.catalog import NotLeader
 from limpet.catalog.catalog import Catalog
-from limpet.errors import Invalid
-from limpet.runtime import system
-from limpet.store.api import Absent
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import system
+from limpet.kernel.store.api import Absent
 from support.servers.catalog import CatalogServer
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}

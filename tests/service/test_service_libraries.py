@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from limpet.service import serve
-from limpet.service.http import LimitedProtocol
+from limpet.service.protocol import LimitedProtocol
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 CAPPED = ("httptools", "starlette", "uvicorn")

@@ -12,9 +12,12 @@ from threading import Event, Thread
 import pytest
 import uvicorn
 
-from limpet.runtime import system
-from limpet.service import http as limits
-from limpet.service.http import ConnectionLimiter, HttpApp, LimitedProtocol, Request, Response, Route, Routes, Tokens
+from limpet.kernel.runtime import system
+from limpet.service import protocol as limits
+from limpet.service.app import HttpApp, Route, Routes
+from limpet.service.protocol import ConnectionLimiter, LimitedProtocol
+from limpet.service.requests import Request, Response
+from limpet.service.tokens import Tokens
 from support.servers.catalog import until
 
 TOKEN = b"a-token-of-the-tests"
@@ -298,10 +301,10 @@ def test_a_client_that_never_reads_does_not_keep_a_connection_that_has_ended(has
 
 def test_too_much_at_once_is_told_to_come_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     once = REQUEST.replace(BEARER, BEARER + b"connection: close\r\n")
-    monkeypatch.setattr("limpet.service.http.BUFFERED_BYTES_MAX", 3)
+    monkeypatch.setattr("limpet.service.app.BUFFERED_BYTES_MAX", 3)
     assert _status(served.answer(once)) == 503
     assert _status(served.answer(CHUNKED + BEARER + b"connection: close\r\n\r\n4\r\nbody\r\n0\r\n\r\n")) == 503
-    monkeypatch.setattr("limpet.service.http.BUFFERED_BYTES_MAX", 4)
+    monkeypatch.setattr("limpet.service.app.BUFFERED_BYTES_MAX", 4)
     for _ in range(3):
         assert _status(served.answer(once)) == 200, "what was counted is given back"
 

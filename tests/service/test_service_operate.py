@@ -22,14 +22,15 @@ import pytest
 
 import limpet
 from limpet.app.catalogs import leader_of
-from limpet.app.fleet import check_same
+from limpet.app.nodes import check_same
 from limpet.catalog.compactor import Compactor
 from limpet.cli.serve import _announce
-from limpet.errors import Invalid
-from limpet.runtime import system
-from limpet.service.http import RARE_PER_S, Request, Response, ServiceLog, printable
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import system
+from limpet.service.log import RARE_PER_S, ServiceLog, printable
+from limpet.service.requests import Request, Response
 from limpet.service.rpc import RpcPublisher, redacted
-from limpet.service.serve import health_routes
+from limpet.service.status import health_routes
 from support.servers.catalog import CatalogServer, ask, catalog_server, start_server, until
 
 SECRET = "the-secret-of-the-two-services"
@@ -99,7 +100,7 @@ class _Stuck(io.StringIO):
 
 
 def test_a_log_that_nobody_reads_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.http.LINES_MAX", 100)
+    monkeypatch.setattr("limpet.service.log.LINES_MAX", 100)
     out = _Stuck()
     log = ServiceLog(system(), "text", out)
     log.start()
@@ -161,7 +162,7 @@ def test_a_service_logs_requests_refusals_and_who_leads(tmp_path: Path) -> None:
 
 
 def test_readiness_occupies_one_thread_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.serve.REMEMBERED_S", 0.0)
+    monkeypatch.setattr("limpet.service.status.REMEMBERED_S", 0.0)
     asked, go_on, calls = Event(), Event(), []
 
     def facts() -> dict[str, Any]:
@@ -178,7 +179,7 @@ def test_readiness_occupies_one_thread_however_many_ask(monkeypatch: pytest.Monk
     slow.start()
     assert asked.wait(30)
     assert ready(Request("GET")).status == 200, "what was known last"
-    monkeypatch.setattr("limpet.service.serve.SLOW_S", 0.0)
+    monkeypatch.setattr("limpet.service.status.SLOW_S", 0.0)
     assert ready(Request("GET")).status == 503, "nobody knows any more"
     assert len(calls) == 2
     go_on.set()

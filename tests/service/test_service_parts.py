@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from limpet.catalog import NotLeader, PublicationRefused
-from limpet.catalog.state import (
+from limpet.catalog.heads import RefusedBatch
+from limpet.catalog.names import (
     AlreadyExists,
     CommitFailed,
     NamespaceNotEmpty,
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
-    RefusedBatch,
 )
-from limpet.errors import (
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Denied,
@@ -36,26 +36,21 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.runtime import system
-from limpet.service.auth import check_bind
+from limpet.kernel.runtime import system
+from limpet.service.app import HttpApp, Route, Routes
 from limpet.service.client import secrets_of
-from limpet.service.http import (
+from limpet.service.requests import (
     DEPTH_MAX,
     ITEMS_MAX,
-    Caller,
-    HttpApp,
     Rejected,
     Request,
     Response,
-    Route,
-    Routes,
-    Tokens,
     answer_to,
-    digest_of,
     json_response,
     strict_json,
 )
-from limpet.service.serve import metrics_text
+from limpet.service.status import metrics_text
+from limpet.service.tokens import Caller, Tokens, check_bind, digest_of
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
@@ -446,7 +441,7 @@ def test_a_body_comes_in_parts_and_is_cut_off(app: HttpApp) -> None:
 
 
 def test_too_many_at_once_are_told_to_come_back(app: HttpApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.http.AT_ONCE_MAX", 0)
+    monkeypatch.setattr("limpet.service.app.AT_ONCE_MAX", 0)
     start, _ = _asked(app, b"/echo", b"[]")
     assert start["status"] == 503
     assert (b"retry-after", b"1") in start["headers"]

@@ -23,7 +23,7 @@ from limpet.catalog.leader import add_batch
 from limpet.catalog.records import Change, LedgerBatch, Row
 from limpet.catalog.storage import CatalogStorage
 from limpet.cli import main
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 from support.servers.catalog import Answer, CatalogServer, ask, catalog_server, start_server, until
 from support.servers.process import Bucket, free_ports
 

@@ -12,9 +12,9 @@ import pytest
 
 from limpet.catalog import PublicationRefused
 from limpet.catalog.compactor import Unreachable
-from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.ledger import Publication
-from limpet.runtime import system
+from limpet.events.ledger import Publication
+from limpet.kernel.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.runtime import system
 from limpet.service.rpc import RpcPublisher, RpcPublishers
 from support.servers.process import free_ports
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from limpet.cli import main
-from limpet.errors import Invalid
-from limpet.runtime import system
-from limpet.service.auth import WatchedFile, named_tokens
-from limpet.service.http import Caller, Tokens, TokenUnknown
+from limpet.kernel.errors import Invalid
+from limpet.kernel.runtime import system
+from limpet.service.tokens import Caller, Tokens, TokenUnknown, WatchedFile, named_tokens
 from support.servers.catalog import Answer, CatalogServer, catalog_server, start_server, until
 
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
@@ -139,7 +138,7 @@ def test_prefixes(namespace: tuple[str, ...], acts: bool, sees: bool) -> None:
 
 
 def test_a_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("limpet.service.auth.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("limpet.service.tokens.LOOK_EVERY_S", 0.0)
     said: list[str] = []
     path = _file(tmp_path, FILE)
     source = WatchedFile(str(path), named_tokens, system(), said.append, private=True)

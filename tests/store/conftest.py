@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from limpet.store import Store
+from limpet.kernel.store import Store
 from support.servers.maker import KINDS, Maker
 from support.servers.process import Bucket, temp_folder
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from limpet.store.directory import Files, FileStat, OsFiles
+from limpet.kernel.store.directory import Files, FileStat, OsFiles
 
 __all__ = [
     "Fault",
@@ -35,6 +35,8 @@ __all__ = [
 
 CALLS = [name for name in vars(Files) if not name.startswith("_")]
 TICK_NS = 4_000_000
+CACHE = Path(__file__).resolve().parent.parent.parent / ".cache"
+"""Of the checkout: what `make test` calls a temporary folder may lie in memory."""
 
 Before = Callable[[str, tuple[Any, ...]], None]
 
@@ -202,14 +204,13 @@ def run_threads(*works: Callable[[], object]) -> None:
 
 
 @contextmanager
-def new_root(where: str, tmp_path: Path) -> Iterator[Path]:
-    """A folder that is not there yet, on "disk" or on "tmpfs"."""
-    if where == "disk":
-        yield tmp_path / "store"
-        return
-    if not os.path.isdir("/dev/shm"):
+def new_root(where: str) -> Iterator[Path]:
+    """A folder that is not there yet, on "disk", where the checkout lies, or on "tmpfs"."""
+    above = Path("/dev/shm") if where == "tmpfs" else CACHE
+    if where == "tmpfs" and not above.is_dir():
         pytest.skip("no tmpfs at /dev/shm")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    above.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="limpet-", dir=above) as folder:
         yield Path(folder) / "store"
 
 

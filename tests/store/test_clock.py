@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.keys import Key, clock_key
-from limpet.store import MemoryStore, MeteredStore
-from limpet.store.api import StoreClock
+from limpet.kernel.keys import Key, clock_key
+from limpet.kernel.store import MemoryStore, MeteredStore
+from limpet.kernel.store.api import StoreClock
 from support.clock import EPOCH, ManualRuntime, Time, steady
 from support.stores import ScriptedStore
 

@@ -10,10 +10,19 @@ from uuid import uuid4
 
 import pytest
 
-from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import Key
-from limpet.store import Absent, Always, Match, Put, Version, When
-from limpet.store.cloud import CloudStore
+from limpet.kernel.errors import (
+    Conflict,
+    Denied,
+    Invalid,
+    LimpetError,
+    Missing,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Always, Match, Put, Version, When
+from limpet.kernel.store.cloud import CloudStore
 from support.servers.process import Bucket, free_ports
 from support.servers.relay import Relay
 

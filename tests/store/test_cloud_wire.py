@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from limpet.cell import PLAIN, Cell
-from limpet.errors import (
+from limpet.kernel.cell import PLAIN, Cell
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Invalid,
@@ -18,10 +18,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import Key, cell_key
-from limpet.runtime import system
-from limpet.store import Absent, Always, Match, Version, When, cloud
-from limpet.store.cloud import CloudStore
+from limpet.kernel.keys import Key, cell_key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Absent, Always, Match, Version, When, cloud
+from limpet.kernel.store.cloud import CloudStore
 from support.servers.misbehaving import ACTS, Misbehaving, misbehaving
 
 K = Key("room/thing.json")

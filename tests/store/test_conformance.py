@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, NotModified
-from limpet.keys import Key
-from limpet.store import Absent, Blob, Match, Put, Store, Version
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, NotModified
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Blob, Match, Put, Store, Version
 
 K = Key("room/thing.json")
 ABSENT = Key("room/absent.json")

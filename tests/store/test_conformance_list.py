@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from limpet.keys import Key
-from limpet.store import Stat, Store
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Stat, Store
 
 TREE = [
     "a",

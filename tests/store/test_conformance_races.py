@@ -9,9 +9,9 @@ from threading import Barrier
 
 import pytest
 
-from limpet.errors import Conflict, OutcomeUnknown
-from limpet.keys import Key
-from limpet.store import Absent, Match, Store, Version
+from limpet.kernel.errors import Conflict, OutcomeUnknown
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Match, Store, Version
 from support.servers.maker import SHARED_KINDS, Maker
 
 CONTENDERS = 32

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from limpet.cell import PLAIN, Cell
-from limpet.errors import LimpetError
-from limpet.keys import cell_key
-from limpet.runtime import SystemRuntime
+from limpet.kernel.cell import PLAIN, Cell
+from limpet.kernel.errors import LimpetError
+from limpet.kernel.keys import cell_key
+from limpet.kernel.runtime import SystemRuntime
 from support.servers.maker import Maker
 
 WRITERS = 16

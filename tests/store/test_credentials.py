@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from limpet.errors import Invalid, Unsupported
-from limpet.store.cloud import CloudStore
-from limpet.store.credentials import locate
+from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.store.cloud import CloudStore
+from limpet.kernel.store.credentials import locate
 
 PAIR = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
 

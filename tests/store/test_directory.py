@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable, Unsupported
-from limpet.keys import Key
-from limpet.store import Absent, Always, Match, Put, Version
-from limpet.store.directory import DirectoryStore, Files, OsFiles
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unavailable, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Always, Match, Put, Version
+from limpet.kernel.store.directory import DirectoryStore, Files, OsFiles
 from store.disk import Tape, coarse, files_with, fork, join, new_root, run_threads, temps, unstamped
 
 DAY_NS = 24 * 60 * 60 * 10**9
@@ -24,9 +24,9 @@ CHANGES = ("fsync", "link", "rename", "unlink", "mkdir", "rmdir", "utime")
 
 
 @pytest.fixture(params=["disk", "tmpfs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def root(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder that is not there yet, on the disk and in memory."""
-    with new_root(request.param, tmp_path) as path:
+    with new_root(request.param) as path:
         yield path
 
 

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import pytest
 
-from limpet.errors import Denied, Missing
-from limpet.keys import Key, clock_key
-from limpet.store import Absent, MeteredStore, ScopedStore, Store
-from limpet.store.directory import DirectoryStore, Files, OsFiles, WalkFiles
+from limpet.kernel.errors import Denied, Missing
+from limpet.kernel.keys import Key, clock_key
+from limpet.kernel.store import Absent, MeteredStore, ScopedStore, Store
+from limpet.kernel.store.directory import DirectoryStore, Files, OsFiles, WalkFiles
 from store.disk import Tape, files_with, fork, join, temps
 from support.clock import ManualRuntime
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from limpet.errors import Conflict, Corrupt, Denied, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.store import Absent, Always, Blob, Match, Put, Version, When
-from limpet.store.directory import DirectoryStore, OsFiles
+from limpet.kernel.errors import Conflict, Corrupt, Denied, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Always, Blob, Match, Put, Version, When
+from limpet.kernel.store.directory import DirectoryStore, OsFiles
 from store.disk import Fault, Tape, Versioned, failing, files_with, fork, join, new_root, run_threads, temps
 
 DAY_NS = 24 * 60 * 60 * 10**9
@@ -29,9 +29,9 @@ K = Key("a/k.json")
 
 
 @pytest.fixture(params=["disk", "tmpfs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+def root(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder that is not there yet, on the disk and in memory."""
-    with new_root(request.param, tmp_path) as path:
+    with new_root(request.param) as path:
         yield path
 
 
@@ -316,7 +316,7 @@ ENTRY = [Key("q/e/task.json"), Key("q/e/lease.json")]
 
 
 def test_a_delete_in_order_takes_no_lock_and_syncs_each_before_the_next(tmp_path: Path) -> None:
-    """A power loss may not bring the first one back when the second is gone: docs/design/0011-latency.md."""
+    """A power loss may not bring the first one back when the second is gone (decision 0002)."""
     tape = Tape(tmp_path)
     store = DirectoryStore(tmp_path, files=tape.files)
     store.put_many([Put(key, b"1") for key in (*ENTRY, Key("q/f/task.json"))])

@@ -11,16 +11,17 @@ import pytest
 
 import limpet
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Denied
 from limpet.index.files import export
 from limpet.index.maintain.import_existing import RECORD_FOLDERS
-from limpet.index.sql import SMALL_BYTES, sql
-from limpet.keys import Key
-from limpet.runtime import system
-from limpet.store import DirectoryStore
-from limpet.store.api import Store
-from limpet.store.directory.plain import plain_warehouse
-from limpet.store.sources import FolderSource
+from limpet.index.sql import sql
+from limpet.index.sql_tables import SMALL_BYTES
+from limpet.kernel.errors import Denied
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore
+from limpet.kernel.store.api import Store
+from limpet.kernel.store.directory.plain import plain_warehouse
+from limpet.kernel.store.sources import FolderSource
 
 MIDDLES = ["indexes", "indexes/sites", "indexes/sites/shards"]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limpet.keys import Key
-from limpet.store.api import Stat, Version
-from limpet.store.cloud import ListedPage, Pages, in_key_order, key_between
+from limpet.kernel.keys import Key
+from limpet.kernel.store.api import Stat, Version
+from limpet.kernel.store.listing import ListedPage, Pages, in_key_order, key_between
 
 FULL = 3
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

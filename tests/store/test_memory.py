@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from limpet.keys import Key
-from limpet.store import MemoryStore
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore
 from support.clock import ManualRuntime
 
 K = Key("a")

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from limpet.errors import Conflict, Denied, Invalid, Missing
-from limpet.keys import Key
-from limpet.store import metered
-from limpet.store.api import Absent, Put, Store
-from limpet.store.memory import MemoryStore
-from limpet.store.metered import Cost, MeteredStore
+from limpet.kernel.errors import Conflict, Denied, Invalid, Missing
+from limpet.kernel.keys import Key
+from limpet.kernel.store import metered
+from limpet.kernel.store.api import Absent, Put, Store
+from limpet.kernel.store.memory import MemoryStore
+from limpet.kernel.store.metered import Cost, MeteredStore
 
 K = Key
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from limpet.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.store import Absent, Always, Blob, Match, Version, When
-from limpet.store.outcome import SENDS_MAX, Resolution, Verdict, put_bytes, put_resolved
+from limpet.kernel.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Absent, Always, Blob, Match, Version, When
+from limpet.kernel.store.outcome import SENDS_MAX, Resolution, Verdict, put_bytes, put_resolved
 from support.clock import ManualRuntime
 from support.stores import (
     Fault,

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import limpet
-from limpet.app import fleet as fleets
+from limpet.app import place as places
 from limpet.app.catalogs import lead, storage_of
-from limpet.errors import Invalid
-from limpet.keys import CatalogKeys, IndexKeys, Key, QueueKeys, cell_key, check_prefix, clock_key, lock_key
-from limpet.runtime import system
-from limpet.store import Always, MemoryStore, ScopedStore, Version, When
-from limpet.store.policies import Scope, aws_policy, gcp_policy, notes, root_of, scope_of
-from limpet.store.roles import NARROWED, ROLES, TABLE, Role, Verb, allows, check_queues, patterns
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import IndexKeys, Key, QueueKeys, cell_key, check_prefix, clock_key, lock_key
+from limpet.kernel.runtime import system
+from limpet.kernel.store import Always, MemoryStore, ScopedStore, Version, When
+from limpet.kernel.store.policies import Scope, aws_policy, gcp_policy, notes, root_of, scope_of
+from limpet.kernel.store.roles import NARROWED, ROLES, TABLE, Role, Verb, allows, check_queues, patterns
 from support.roles import OBJECT_VERBS, OTHERS, Shape, examples, folders_of, shapes
 
 SCOPES = [Scope("acme", "prod/t/w"), Scope("acme")]
@@ -219,7 +220,7 @@ class _Recorder(MemoryStore):
 def test_limpet_itself_never_puts_those_without_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stop on Amazon's servers, with the policies that it prints."""
     store = _Recorder()
-    monkeypatch.setitem(fleets._named_memory, "conditions", store)
+    monkeypatch.setitem(places._named_memory, "conditions", store)
     fleet = limpet.open("memory://conditions", events=True)
     with fleet.lock("x").hold() as lease:
         fleet.cell("x").write({"a": 1}, lease=lease)

@@ -6,20 +6,20 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from limpet.errors import Conflict, Denied, Invalid, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import Key
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When
-from limpet.store.doctor import Check, Report, examine
-from limpet.store.memory import MemoryStore
-from limpet.store.metered import MeteredStore
-from limpet.store.probe import EtagStyle, Findings, probe_conditions, use_etag_style
-from limpet.store.roles import ScopedStore
+from limpet.kernel.doctor import Check, Report, examine
+from limpet.kernel.errors import Conflict, Denied, Invalid, OutcomeUnknown, Unavailable, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When
+from limpet.kernel.store.memory import MemoryStore
+from limpet.kernel.store.metered import MeteredStore
+from limpet.kernel.store.probe import EtagStyle, Findings, probe_conditions, use_etag_style
+from limpet.kernel.store.roles import ScopedStore
 
 
 class IgnoresAbsent(MemoryStore):
@@ -146,22 +146,8 @@ class Reads(MemoryStore):
         super().__init__()
         self._ignored = ignored
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        return super().get(
-            key,
-            range=None if "range" in self._ignored else range,
-            if_match=None if "if_match" in self._ignored else if_match,
-            if_none_match=None if "if_none_match" in self._ignored else if_none_match,
-            size_max=size_max,
-        )
+    def get(self, key: Key, **options: Any) -> Blob:
+        return super().get(key, **{name: option for name, option in options.items() if name not in self._ignored})
 
 
 class FoldsCase(MemoryStore):
@@ -171,18 +157,8 @@ class FoldsCase(MemoryStore):
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         return super().put(Key(key.lower()), data, when=when)
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
-        return super().get(
-            Key(key.lower()), range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max
-        )
+    def get(self, key: Key, **options: Any) -> Blob:
+        return super().get(Key(key.lower()), **options)
 
 
 class DropsTheFolder(MemoryStore):

@@ -15,11 +15,11 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.errors import Denied, Invalid, LimpetError, Unavailable, Unsupported
-from limpet.keys import Key, is_key
-from limpet.runtime import SystemRuntime
-from limpet.store import s3_list
-from limpet.store.cloud import CloudStore
+from limpet.kernel.errors import Denied, Invalid, LimpetError, Unavailable, Unsupported
+from limpet.kernel.keys import Key, is_key
+from limpet.kernel.runtime import SystemRuntime
+from limpet.kernel.store import s3_list
+from limpet.kernel.store.cloud import CloudStore
 from support.servers.misbehaving import Misbehaving, misbehaving
 from support.servers.process import Bucket
 from support.servers.s3 import create_bucket, request

@@ -8,12 +8,12 @@ from uuid import uuid4
 import pytest
 
 from cli.harness import Here
-from limpet.errors import Conflict, Unsupported
-from limpet.keys import FLEET, Key
-from limpet.store import Always, MemoryStore, ScopedStore, Store, Version, When
-from limpet.store.cloud import CloudStore
-from limpet.store.rights import OUTSIDE, RightsReport, examine_rights
-from limpet.store.roles import NARROWED, ROLES, Role, check_queues
+from limpet.kernel.errors import Conflict, Unsupported
+from limpet.kernel.keys import FLEET, Key
+from limpet.kernel.rights import OUTSIDE, RightsReport, examine_rights
+from limpet.kernel.store import Always, MemoryStore, ScopedStore, Store, Version, When
+from limpet.kernel.store.cloud import CloudStore
+from limpet.kernel.store.roles import NARROWED, ROLES, Role, check_queues
 from support.roles import examples, key_for
 from support.servers.process import Bucket
 

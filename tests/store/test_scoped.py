@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from limpet.errors import Conflict, Denied, Invalid, Missing
-from limpet.keys import FLEET, Key, cell_key, clock_key, lock_key, probe_key
+from limpet.kernel.errors import Conflict, Denied, Invalid, Missing
+from limpet.kernel.keys import FLEET, Key, cell_key, clock_key, lock_key, probe_key
+from limpet.kernel.runtime import SystemRuntime, system
+from limpet.kernel.store.api import Absent, Match, Put, Store
+from limpet.kernel.store.memory import MemoryStore
+from limpet.kernel.store.metered import MeteredStore
+from limpet.kernel.store.roles import ROLES, TABLE, Role, ScopedStore, Verb, allows, as_markdown
 from limpet.queue.queue import BucketQueue
-from limpet.runtime import SystemRuntime, system
-from limpet.store.api import Absent, Match, Put, Store
-from limpet.store.memory import MemoryStore
-from limpet.store.metered import MeteredStore
-from limpet.store.roles import ROLES, TABLE, Role, ScopedStore, Verb, allows, as_markdown
 
 K = Key
 

@@ -19,13 +19,14 @@ from limpet.catalog.records import CatalogHead, Change, LedgerBatch, RememberedA
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Held
-from limpet.keys import CatalogKeys, Key
-from limpet.lease import Lease, Lock, VersionWatch
-from limpet.ledger import Publication
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MemoryStore
-from limpet.store.api import Store
+from limpet.events.ledger import Publication
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Held
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lease, Lock, VersionWatch
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MemoryStore
+from limpet.kernel.store.api import Store
 from support.clock import QueueRuntime
 
 __all__ = [

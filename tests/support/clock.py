@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import greenlet
 from hypothesis import settings
 
-from limpet.runtime import Flag, ThreadHandle, ulid
+from limpet.kernel.runtime import Flag, ThreadHandle, ulid
 
 __all__ = ["EPOCH", "ManualFlag", "ManualRuntime", "QueueRuntime", "Time", "steady"]
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from limpet.app import Fleet
-from limpet.store import MeteredStore
+from limpet.kernel.store import MeteredStore
 
-__all__ = ["plus", "requests", "times"]
+__all__ = ["COSTS", "plus", "requests", "times"]
+
+COSTS: dict[str, dict[str, int]] = {
+    f"{room}: {name}": cost
+    for room, costs in tomllib.loads((Path(__file__).parent.parent / "costs.toml").read_text("utf-8")).items()
+    for name, cost in costs.items()
+}
+"""What operations cost, by room and name: `queue: push`."""
 
 
 def requests(meter: MeteredStore | Fleet, act: Callable[[], object]) -> dict[str, int]:

@@ -7,12 +7,12 @@ from itertools import count
 from typing import Any
 
 import limpet
-from limpet import records
 from limpet.app.presence import WorkerPresence
-from limpet.keys import worker_key
-from limpet.lease import Lease
+from limpet.kernel import records
+from limpet.kernel.keys import worker_key
+from limpet.kernel.lease import Lease
+from limpet.kernel.runtime import SystemRuntime
 from limpet.queue.claim import EntryClaim
-from limpet.runtime import SystemRuntime
 from limpet.testing import drain
 from support.catalog import append
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 from limpet.index import Index
@@ -14,9 +16,9 @@ from limpet.index.decide import digest, newest, packed, shard_of
 from limpet.index.maintain import WholeIndex
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
-from limpet.keys import IndexKeys, Key
-from limpet.lease import VersionWatch
-from limpet.store import MemoryStore, Store
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import VersionWatch
+from limpet.kernel.store import MemoryStore, Store
 from support.clock import ManualRuntime, Time
 from support.stores import Meddled
 
@@ -25,6 +27,7 @@ __all__ = [
     "KEYS",
     "NAME",
     "PAST",
+    "REFUSED_SQL",
     "Killed",
     "Process",
     "Rec",
@@ -45,40 +48,8 @@ __all__ = [
     "whole_of",
 ]
 
-HOSTILE_SQL = (
-    "",
-    "select 1; select 2",
-    "create table t (x int)",
-    "copy (select 1) to '{folder}/out.csv'",
-    "attach '{folder}/other.db'",
-    "use memory",
-    "set enable_external_access = true",
-    "reset lock_configuration",
-    "pragma enable_profiling",
-    "call enable_logging()",
-    "install httpfs",
-    "load httpfs",
-    "export database '{folder}/out'",
-    "create secret (type s3, key_id 'a', secret 'b')",
-    "select * from read_csv('{folder}/secret.txt')",
-    "select * from read_text('{folder}/secret.txt')",
-    "select * from read_blob('{folder}/secret.txt')",
-    "select * from read_parquet('{folder}/secret.txt')",
-    "select * from '{folder}/secret.txt'",
-    "select * from glob('{folder}/*')",
-    "select (select content from read_text('{folder}/secret.txt'))",
-    "select * from query('select * from read_text(''{folder}/secret.txt'')')",
-    "select * from enable_logging(storage='file', storage_path='{folder}/log')",
-    "with x as (from enable_profiling(save_location='{folder}/log')) from x",
-    "describe select * from enable_profiling(save_location='{folder}/log')",
-    "select getenv('HOME')",
-    "select * from duckdb_secrets()",
-    "select * from arrow_scan(1, 2, 3)",
-    "select * from pandas_scan(1)",
-    "select * from iceberg_scan('{folder}/secret.txt')",
-    "select write_log('x')",
-)
-"""Queries that every door to SQL refuses; `{folder}` has a file secret.txt."""
+REFUSED_SQL: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("refused_sql.toml").read_text("utf-8"))
+HOSTILE_SQL = REFUSED_SQL["hostile"]
 
 NAME = "recs"
 KEYS = IndexKeys.of(NAME)

@@ -11,6 +11,5 @@ KNOWN: dict[str, frozenset[str]] = {
     "small_modules_have_two_users": frozenset({}),
     "class_names_are_plain": frozenset({}),
     "glossary_is_used": frozenset({}),
-    "architecture_names_every_module": frozenset({}),
     "cited_documents_exist": frozenset({}),
 }

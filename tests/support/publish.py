@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from limpet.app import Fleet
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 from support.stores import Meddled
 
 __all__ = ["NAME", "PACKAGE", "Rec", "Watched", "by_sql", "fleet_on", "plain_rows", "some"]

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
-from limpet.keys import Key
-from limpet.lease import State
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import State
+from limpet.kernel.store import Always, Blob, MemoryStore, Stat, Store, Version, When
 from limpet.queue import BucketQueue, Policy
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.entry import EntryLease, Receipt
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Always, Blob, MemoryStore, Stat, Store, Version, When
 from support.clock import ManualRuntime, QueueRuntime, Time
 from support.stores import ScriptedStore
 
@@ -104,18 +103,10 @@ class Network(ScriptedStore):
                 deed[2]()
                 return
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
+    def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         self._note("get", key)
-        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        blob = super().get(key, **options)
         assert self.read_max is None or len(blob.data) <= self.read_max, key
         return blob
 

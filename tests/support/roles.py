@@ -20,13 +20,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
-from limpet import keys
-from limpet.errors import Denied, Missing
-from limpet.keys import FLEET, CatalogKeys, IndexKeys, Key, QueueKeys
-from limpet.store import Store
-from limpet.store.cloud import CloudStore
-from limpet.store.policies import aws_policy, scope_of
-from limpet.store.roles import Role, Verb, allows, check_queues, check_role
+from limpet.kernel import keys
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Denied, Missing
+from limpet.kernel.keys import FLEET, IndexKeys, Key, QueueKeys
+from limpet.kernel.store import Store
+from limpet.kernel.store.cloud import CloudStore
+from limpet.kernel.store.policies import aws_policy, scope_of
+from limpet.kernel.store.roles import Role, Verb, allows, check_queues, check_role
 from support.servers.process import Bucket
 from support.servers.s3 import bucket_of
 
@@ -73,7 +74,7 @@ PLAIN: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One builder of `limpet.keys`. `needs` are the names of its arguments; of a room's keys, the first is `name`."""
+    """One builder of `kernel/keys.py`. `needs` are the names of its arguments; the first of a room's keys is `name`."""
 
     title: str
     build: Callable[..., Key]
@@ -87,7 +88,7 @@ def shapes() -> list[Shape]:
         for name, build in _makers(room):
             needs = ("name", *_needs(build)[1:])
             found.append(Shape(f"{room.__name__}.{name}", _of(room, name), needs))
-    return [shape for shape in found if shape.title not in ("check", "join")]
+    return [shape for shape in found if shape.title not in ("check", "check_path", "join")]
 
 
 def examples() -> list[Key]:
@@ -111,7 +112,7 @@ def folders_of(all_keys: Sequence[str]) -> list[str]:
 
 def _makers(where: Any) -> Iterator[tuple[str, Callable[..., Key]]]:
     for name, member in vars(where).items():
-        call = member.fget if isinstance(member, property) else member
+        call = member.fget if isinstance(member, property) else getattr(member, "func", member)
         if inspect.isfunction(call) and call.__annotations__.get("return") == "Key":
             yield name, call
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from limpet.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.records import RECORD_BYTES_MAX
-from limpet.store import Always, Blob, MemoryStore, MeteredStore, Stat, Store, Version, When
+from limpet.kernel.errors import Conflict, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Always, Blob, MemoryStore, MeteredStore, Stat, Store, Version, When
 from support.clock import ManualRuntime
 
 __all__ = [
@@ -114,20 +113,12 @@ class ScriptedStore(MeteredStore):
 
         return send() if fault is None else fault(send)
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
+    def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         fault = self.gets.popleft() if self.gets else None
         if fault is not None:
             fault()
-        return super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        return super().get(key, **options)
 
 
 class Meddled(MeteredStore):
@@ -138,18 +129,10 @@ class Meddled(MeteredStore):
         self.before: Callable[[str, str], object] = lambda verb, key: None
         self.after: Callable[[str, str], object] = lambda verb, key: None
 
-    def get(
-        self,
-        key: Key,
-        *,
-        range: tuple[int, int] | None = None,
-        if_match: Version | None = None,
-        if_none_match: Version | None = None,
-        size_max: int | None = RECORD_BYTES_MAX,
-    ) -> Blob:
+    def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         self.before("get", key)
-        blob = super().get(key, range=range, if_match=if_match, if_none_match=if_none_match, size_max=size_max)
+        blob = super().get(key, **options)
         self.after("get", key)
         return blob
 

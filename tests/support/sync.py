@@ -9,11 +9,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from limpet.keys import Key
+from limpet.kernel.keys import Key
+from limpet.kernel.store import MemoryStore, ScopedStore
 from limpet.queue import BucketQueue, Policy, Result
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.sync import ClientLog, Collision, Cycle, Outbox, Supervisor
-from limpet.store import MemoryStore, ScopedStore
 from support.clock import QueueRuntime, Time
 from support.queue import NAME, ROOT, TTL_S, Network, held
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from limpet.index.codec import INTEGER_END, Kind
+from limpet.index.values import INTEGER_END, Kind
 
 __all__ = ["VALUES", "hard_texts", "plain_json", "times"]
 

@@ -16,9 +16,12 @@ import uvicorn
 
 import limpet
 from limpet.app import Fleet
-from limpet.runtime import system
-from limpet.service.http import ConnectionLimiter, HttpApp, LimitedProtocol, Routes, ServiceLog, Tokens
-from limpet.service.serve import ServiceContext
+from limpet.kernel.runtime import system
+from limpet.service.app import HttpApp, Routes
+from limpet.service.log import ServiceLog
+from limpet.service.parts import ServiceContext
+from limpet.service.protocol import ConnectionLimiter, LimitedProtocol
+from limpet.service.tokens import Tokens
 from limpet.ui.server import UiPart
 from support.servers.catalog import Answer, ask, until
 

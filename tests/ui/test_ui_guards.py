@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 import limpet
-from limpet.service.http import Caller, Tokens, digest_of
+from limpet.service.tokens import Caller, Tokens, digest_of
 from support.dashboard import sample_fleet
 from support.roles import key_for
 from support.servers.catalog import ask, start_server

@@ -11,10 +11,10 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.index import sql as index_sql
-from limpet.keys import Key, QueueKeys
-from limpet.queue import inspect
+from limpet.kernel.keys import Key, QueueKeys
+from limpet.kernel.runtime import system
+from limpet.queue import summary
 from limpet.queue.claim import EntryClaim
-from limpet.runtime import system
 from limpet.testing import drain
 from limpet.ui import facts
 from limpet.ui import server as ui_server
@@ -115,7 +115,7 @@ def test_queue_page(serve: Serve, fleet: Fleet) -> None:
     server = serve(fleet)
     found = server.get("queue", "enrich").json
     (batch,) = found["pending"]
-    assert (batch["state"], batch["done"], batch["tasks"], batch["worker"]) == ("held", 59, 100, fleet.runtime.label)
+    assert (batch["state"], batch["done"], batch["tasks"], batch["worker"]) == ("running", 59, 100, fleet.runtime.label)
     assert batch["taken_at"] is not None
     assert [each["id"] for each in found["scheduled"]] == ["later"]
     groups = [(each["error"], each["count"]) for each in found["groups"]]
@@ -432,7 +432,7 @@ def test_damaged_objects_do_not_hide_the_page(serve: Serve, fleet: Fleet) -> Non
     found = serve(fleet).get("queue", "enrich").json
     assert found["unreadable"]
     assert [each["count"] for each in found["groups"]] == [3, 2]
-    assert found["pending"][0]["state"] == "corrupt"
+    assert (found["pending"][0]["state"], found["pending"][0]["old_state"]) == ("waiting", "corrupt")
 
 
 # ---- durable tasks ----
@@ -486,7 +486,7 @@ def test_what_may_be_suspended_does_not_count_as_waiting(
         order.using(id=f"s{n}").push()
     drain(fleet)
     fleet.queue("orders").push({}, id="w")
-    monkeypatch.setattr(inspect, "LEASES_READ_MAX", 2)
+    monkeypatch.setattr(summary, "LEASES_READ_MAX", 2)
     [queue] = serve(fleet).get("overview").json["queues"]
     assert (queue["pending"], queue["suspended"], queue["unread"], queue["waiting"]) == (6, 2, 3, 1)
     assert "suspended" in queue["at_least"]

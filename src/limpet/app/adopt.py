@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from limpet import records
-from limpet.app.fleet import absolute, in_store, store_for, url_or_default
+from limpet.app.fleet import in_store
 from limpet.app.indexes import demand_index, has_objects, manifest_of
-from limpet.errors import Invalid, Missing
+from limpet.app.place import absolute, store_for, url_or_default
 from limpet.index import AdoptReport, Index
 from limpet.index.maintain.import_existing import BESIDE, NOT_THEIRS, OWN_OBJECTS, RECORD_FOLDERS
 from limpet.index.storage import DESCRIPTION_BYTES_MAX
-from limpet.keys import IndexKeys, Key, QueueKeys, disk_name
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid, Missing
+from limpet.kernel.keys import IndexKeys, Key, QueueKeys, disk_name
+from limpet.kernel.runtime import system
+from limpet.kernel.store.sources import FileSource, Folders, FolderSource, StoreSource
 from limpet.queue import QueueAdoptReport
 from limpet.queue.adopt import OWN_OBJECTS as OWN_OF_QUEUE
 from limpet.queue.adopt import QUEUE_FOLDERS
-from limpet.runtime import system
-from limpet.store.sources import FileSource, Folders, FolderSource, StoreSource
 
 if TYPE_CHECKING:
     from limpet.app.fleet import Fleet

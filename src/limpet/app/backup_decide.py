@@ -1,7 +1,7 @@
 """What a backup decides: pure functions, no store and no clock.
 
 Which object is of which kind and copied when, whether a run may write to a target, what recorded steps refer to, and
-which id and epoch a restored fleet has. docs/design/0007-backup.md has the reasons.
+which id and epoch a restored fleet has. docs/inside/decisions/0007-backup.md has the reasons.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Invalid, LimpetError
-from limpet.keys import QueueKeys, batch_of, entry_of, name_of_receipt, parts_of_scheduled
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid, LimpetError
+from limpet.kernel.keys import QueueKeys, batch_of, entry_of, name_of_receipt, parts_of_scheduled
+from limpet.kernel.records import Count, Digest, Instant, Name
 from limpet.queue.entry import PushedStep, StepRecord
-from limpet.records import Count, Digest, Instant, Name
 
 ORDER: tuple[tuple[str, str], ...] = (
     ("sync", r"sync/(?!supervisor\.lock).+"),

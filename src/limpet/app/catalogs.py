@@ -6,20 +6,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from limpet.app.fleet import absolute
+from limpet.app.place import absolute
 from limpet.catalog import Compactor, Leader, NotLeader
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.storage import CatalogStorage, ParquetSnapshots, SharedState
 from limpet.catalog.warehouse import Warehouse
 from limpet.events import EXECUTIONS
 from limpet.events.fold import Executions
-from limpet.keys import CatalogKeys
-from limpet.lease import Lock, VersionWatch
-from limpet.ledger import Publisher
-from limpet.runtime import Runtime
-from limpet.store import Store
-from limpet.store.credentials import locate
-from limpet.store.policies import root_of
+from limpet.events.ledger import Publisher
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store import Store
+from limpet.kernel.store.credentials import locate
+from limpet.kernel.store.policies import root_of
 
 DOMAIN = "catalog"
 LEASE_S = 10.0

@@ -1,33 +1,47 @@
 """`open` and `Fleet`: everything under one URL.
 
-A URL names a store, and the provider of the queues, unless LIMPET_QUEUE_TYPE does. `limpet.json` in the store records
-the formats of the fleet, so that a version of Limpet that does not know them refuses to use it: `check_record`,
-`may_write`, `enabled` and `upgraded` are pure rules; `Connector` reads the record, or sets up a new fleet.
+`place` says which store a URL names, `record` which versions of Limpet may use the fleet there. The rooms are imported
+when they are first used: a process that only takes a lock does not load the queue.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-import msgspec
-
-from limpet import keys
-from limpet.cell import PLAIN, Cell, Versioned, struct_codec
-from limpet.errors import (
-    Conflict,
+from limpet.app.place import (
+    SQS,
+    Durability,
+    NoStore,
+    absolute,
+    check_has_store,
+    provider_of,
+    request_budget,
+    sqs_place,
+    store_for,
+    url_or_default,
+)
+from limpet.app.record import (
+    NODE,
+    SUPERVISED,
+    Connector,
+    FleetRecord,
+    enabled,
+    fresh,
+    identified,
+    record_cell,
+    upgraded,
+)
+from limpet.kernel import keys
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import (
     Corrupt,
     Denied,
     Invalid,
@@ -37,15 +51,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.events import EXECUTIONS, EventSink
-from limpet.lease import LeaseRecord, Lock, VersionWatch, lease_cell
-from limpet.queue import BucketQueue, Policy, Queue
-from limpet.queue.inspect import Inspection
-from limpet.records import Count, Name
-from limpet.runtime import Flag, Runtime, in_thread, system
-from limpet.store import DirectoryStore, MemoryStore, MeteredStore, ScopedStore, Store
-from limpet.store.metered import LazyStore
-from limpet.store.probe import Findings, probe_conditions, use_etag_style
+from limpet.kernel.runtime import Runtime, in_thread, system
+from limpet.kernel.store import MeteredStore, ScopedStore, Store
+from limpet.kernel.store.metered import LazyStore
+from limpet.kernel.store.probe import Findings
 
 if TYPE_CHECKING:
     from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
@@ -53,304 +62,23 @@ if TYPE_CHECKING:
     from limpet.catalog.iceberg.importer import ImportedTable, ImportWriter
     from limpet.catalog.maintain.tables import TableMaintenance, TableWriter
     from limpet.catalog.storage import CatalogStorage
+    from limpet.events import EventSink
     from limpet.index import Index
     from limpet.index.writer import Stamps
+    from limpet.kernel.cell import Cell, Versioned
+    from limpet.kernel.lease import LeaseRecord, Lock, VersionWatch
     from limpet.publish import Published
-    from limpet.queue.sync import ClientLog, Outbox, RemoteFleet, SyncEvent
+    from limpet.queue import BucketQueue, Policy, Queue
+    from limpet.queue.inspect import Inspection
+    from limpet.queue.sync import ClientLog, Outbox
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 AT_ONCE = 100
-RECONNECT_MIN_S = 5.0
-RECONNECT_MAX_S = 300.0
-Durability = Literal["fsync", "os"]
-
-SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"
-_SCHEME_ALONE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?!//)(/?)([^/].*)?")
-
-SQS = "sqs"
-PROVIDERS = ("filesystem", "bucket", SQS)
-
 EVENTS_SWITCH = "LIMPET_EVENTS"
 PRESENCE_SWITCH = "LIMPET_PRESENCE"
-
-_sqs_clients: dict[tuple[int, str, str], Any] = {}
-_named_memory: dict[str, MemoryStore] = {}
-
-
-# ---- a URL and its store ----
-
-
-def url_or_default(url: str | os.PathLike[str] | None) -> str:
-    """`url`, else LIMPET_URL.   Raises: Invalid when there is neither."""
-    found = os.fspath(url) if url is not None else os.environ.get("LIMPET_URL", "")
-    if not found:
-        raise Invalid("no URL was given", hint="pass one, such as ./fleet or s3://bucket/prefix, or set LIMPET_URL")
-    return found
-
-
-def absolute(url: str) -> str:
-    """The URL in one canonical form, which other processes can use: a path is absolute, without a trailing slash."""
-    url = _whole(url)
-    if url.startswith("file://"):
-        url = unquote(urlsplit(url).path)
-    if "://" not in url:
-        return os.path.abspath(os.path.expanduser(url))
-    scheme, separator, rest = url.partition("://")
-    place, mark, query = rest.partition("?")
-    return f"{scheme}{separator}{place.rstrip('/')}{mark}{query}"
-
-
-def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -> Store:
-    """The store behind `url`. Nothing is read or written yet.
-
-    A path or `file://` is a directory, `memory://NAME` is shared within this process (`memory://` alone is new each
-    time), and `s3://`, `gs://`, `az://` are buckets.   Raises: Unsupported for `sqs://`; Invalid for anything else.
-    """
-    url = _whole(url)
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        try:
-            return DirectoryStore(Path(url).expanduser(), durability=durability, runtime=runtime)
-        except OSError as error:  # the path is resolved at once
-            raise Denied(f"cannot open {url}: {error.strerror}", hint="check the path and your rights to it") from None
-    match scheme:
-        case "file":
-            parts = urlsplit(url)
-            if parts.netloc not in ("", "localhost") or not parts.path:
-                raise Invalid(f"{url!r} names no absolute path", hint="write file:///absolute/path, or ./relative")
-            return DirectoryStore(Path(unquote(parts.path)), durability=durability, runtime=runtime)
-        case "memory":
-            if not rest:
-                return MemoryStore(runtime)
-            return _named_memory.setdefault(rest, MemoryStore(runtime))
-        case "s3" | "gs" | "az":
-            from limpet.store.cloud import CloudStore
-
-            return CloudStore(url, runtime=runtime)
-        case "sqs":
-            check_has_store(url, "it is no store")
-    raise Invalid(f"{scheme}:// is no store that limpet knows", hint=SCHEMES)
-
-
-def _whole(url: str) -> str:
-    """`url`; but a URL with too few slashes would be taken for a folder called `s3:`.   Raises: Invalid.
-
-    `file:/x` is a URL as it stands: the same as `file:///x`.
-    """
-    cut = _SCHEME_ALONE.fullmatch(url)
-    if cut is None:
-        return url
-    scheme, slash, rest = cut[1], cut[2], cut[3] or ""
-    if scheme == "file" and slash:
-        return f"file:///{rest}"
-    hint = f"write {scheme}://{rest}, or ./{url} for a folder of that name"
-    known = scheme in ("s3", "gs", "az", "memory", "sqs", "file")
-    raise Invalid(f"{url!r} is no URL and no path", hint=hint if known else f"{SCHEMES}, or ./{url} for a folder")
-
-
-def provider_of(url: str) -> str:
-    """The provider of a fleet's queues: `filesystem`, `memory`, `bucket` or `sqs`.
-
-    LIMPET_QUEUE_TYPE=sqs puts the queues of any fleet on SQS.   Raises: Invalid where it contradicts the URL.
-    """
-    scheme, separator, _ = url.partition("://")
-    own = "filesystem" if not separator or scheme == "file" else scheme if scheme in ("memory", SQS) else "bucket"
-    asked = os.environ.get("LIMPET_QUEUE_TYPE", "")
-    if not asked or asked == own:
-        return own
-    if asked not in PROVIDERS:
-        raise Invalid(f"LIMPET_QUEUE_TYPE is {asked!r}", hint=f"it can be {', '.join(PROVIDERS)}")
-    if asked == SQS:
-        return SQS
-    raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
-
-
-def has_store(url: str) -> bool:
-    """Whether the fleet has a store, with locks and cells: `sqs://` has queues only."""
-    return not url.startswith("sqs://")
-
-
-def check_has_store(url: str, why: str) -> None:
-    """Raises: Unsupported for `sqs://`; `why` says what that means for the caller."""
-    if not has_store(url):
-        raise _without_store(why)
-
-
-def _without_store(why: str) -> Unsupported:
-    return Unsupported(
-        f"SQS has queues and nothing else: {why}",
-        hint="use a bucket or a directory for locks, cells, indexes and tables; `limpet status` shows the queues",
-    )
-
-
-def sqs_place(url: str, runtime: Runtime) -> tuple[Any, str]:
-    """The client for the queues of a fleet on SQS, one for each region and endpoint, and their prefix."""
-    parts = urlsplit(url if url.startswith("sqs://") else "sqs://")
-    region = parts.netloc or os.environ.get("LIMPET_SQS_REGION", "")
-    prefix = parts.path.strip("/") or os.environ.get("LIMPET_SQS_PREFIX", "")
-    place = (id(runtime), region, os.environ.get("LIMPET_SQS_ENDPOINT", ""))
-    if place not in _sqs_clients:
-        from limpet.queue.sqs.client import SqsClient
-
-        _sqs_clients[place] = SqsClient(runtime, region=region or None, endpoint_url=place[2] or None)
-    return _sqs_clients[place], prefix
-
-
-class NoStore(Store):
-    """The store of `sqs://`, which has queues only: every request is refused."""
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _without_store("this needs a store")
-
-    get = head = put = delete = list = sample = list_dirs = _refuse
-
-
-# ---- limpet.json ----
-
-LEVEL = 1
-"""What this version of Limpet can read and write; `min_reader` and `min_writer` are compared with it."""
-
-CURRENT = {"queue": 1, "index": 1, "catalog": 1}
-"""The newest format of each room that this version writes."""
-
-SUPERVISED = "supervised"
-NODE = "node"
-BACKUP = "backup"
-"""In the `features` of a copy that `limpet backup` made: it can be read, and no worker uses it."""
-RESTORING = "restoring"
-"""In the `features` of a fleet that `limpet restore` has not finished: it cannot be used yet."""
-FEATURES = frozenset({SUPERVISED, NODE})
-"""The optional features that this version knows. `supervised`: queues here are joined with those of other places, by
-journals and logs. `node`: this is one node's own directory among them."""
-
-
-class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of `limpet.json` beside the cell's header."""
-
-    format: Annotated[dict[Name, Count], msgspec.Meta(max_length=100)]
-    min_reader: Count
-    min_writer: Count
-    features: Annotated[list[Name], msgspec.Meta(max_length=100)]
-    probe: Findings
-    id: Name | msgspec.UnsetType = msgspec.UNSET
-    """Tells this fleet from every other one. Limpet 0.1 does not know it, nor what follows."""
-    epoch: Count | msgspec.UnsetType = msgspec.UNSET
-    """Raised by each restore of a backup, and not set before the first: what was pushed in another epoch may have
-    recorded steps."""
-
-
-def fresh(probe: Findings, id_: str | msgspec.UnsetType = msgspec.UNSET) -> FleetRecord:
-    """The record of a new fleet."""
-    return FleetRecord(format=dict(CURRENT), min_reader=LEVEL, min_writer=LEVEL, features=[], probe=probe, id=id_)
-
-
-def identified(record: FleetRecord, id_: str) -> FleetRecord | None:
-    """The record with an id; None if it has one."""
-    return None if record.id else msgspec.structs.replace(record, id=id_)
-
-
-def check_record(record: FleetRecord, *, where: str) -> None:
-    """Return if this version of Limpet may read the fleet.   Raises: Unsupported, naming what is too new."""
-    if RESTORING in record.features:
-        raise Unsupported(
-            f"the fleet at {where} is being restored", hint="if that was interrupted, run `limpet restore` again"
-        )
-    newer = [
-        f"{room if room.isprintable() else repr(room)} format {n}"
-        for room, n in sorted(record.format.items())
-        if n > CURRENT.get(room, 0)
-    ]
-    unknown = [f"feature {name!r}" for name in sorted(record.features) if name not in {*FEATURES, BACKUP}]
-    if record.min_reader > LEVEL:
-        newer.append(f"readers of level {record.min_reader}")
-    if newer or unknown:
-        raise Unsupported(
-            f"the fleet at {where} uses {', '.join(newer + unknown)}, which this limpet does not know",
-            hint="upgrade limpet here: pip install -U limpet",
-        )
-
-
-def may_write(record: FleetRecord) -> bool:
-    """Whether this version of Limpet may write to the fleet.   Raises: Unsupported for a backup of a fleet."""
-    if BACKUP in record.features:
-        raise Unsupported("this is a backup", hint="`limpet restore` makes a fleet of it; or open it read-only")
-    return record.min_writer <= LEVEL
-
-
-def enabled(record: FleetRecord, features: Sequence[str]) -> FleetRecord | None:
-    """The record with these features; None when it has them already.   Raises: Invalid for an unknown feature."""
-    for name in features:
-        if name not in FEATURES:
-            raise Invalid(f"there is no feature {name!r}", hint=f"there are {', '.join(sorted(FEATURES))}")
-    if {*features} <= {*record.features}:
-        return None
-    return msgspec.structs.replace(record, features=sorted({*record.features, *features}))
-
-
-def upgraded(record: FleetRecord) -> FleetRecord | None:
-    """The record after `limpet upgrade`; None when there is nothing to raise. Nothing is ever lowered."""
-    raised = msgspec.structs.replace(
-        record,
-        format={room: max(n, CURRENT.get(room, 0)) for room, n in (CURRENT | record.format).items()},
-        min_reader=max(record.min_reader, LEVEL),
-        min_writer=max(record.min_writer, LEVEL),
-    )
-    return raised if raised != record else None
-
-
-def record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:
-    """The cell `limpet.json`."""
-    return Cell(store, keys.FLEET, struct_codec(FleetRecord), runtime)
-
-
-@dataclass(slots=True)
-class Connector:
-    """Connects to the fleet at a URL; `is_new` says afterwards whether this process set the fleet up."""
-
-    where: str
-    runtime: Runtime
-    read_only: bool
-    create: bool
-    is_new: bool = False
-
-    def connect(self, store: Store) -> FleetRecord:
-        """Read limpet.json, or set the fleet up.   Raises, Cost: see `Fleet.check`."""
-        seen = record_cell(store, self.runtime).read()
-        if seen is None and not self.create:
-            raise Missing(
-                f"there is no fleet at {self.where}", hint="check the URL; opening it for writing creates one"
-            )
-        found = seen.value if seen else self._set_up(store)
-        check_record(found, where=self.where)
-        if not self.read_only and not may_write(found):
-            raise Unsupported(
-                f"the fleet at {self.where} wants writers of level {found.min_writer}",
-                hint="upgrade limpet here (pip install -U limpet), or open it with read_only=True",
-            )
-        use_etag_style(store, found.probe.etag_style)
-        return found
-
-    def _set_up(self, store: Store) -> FleetRecord:
-        cell = record_cell(store, self.runtime)
-        try:
-            made = cell.create(fresh(probe_conditions(store, runtime=self.runtime), self.runtime.new_id())).value
-        except Conflict:  # another process set it up first
-            seen = cell.read()
-            assert seen is not None
-            return seen.value
-        except Denied as error:
-            raise Denied(
-                f"there is no fleet at {self.where} yet, and it cannot be set up: {error}",
-                hint="open it once with a key that may write",
-            ) from error
-        self.is_new = True
-        return made
-
-
-# ---- the fleet ----
 
 
 def open(
@@ -383,102 +111,13 @@ def open(
         nothing = Findings(conditional=False, etag_style="quoted", at="", by="")
         return Fleet(MeteredStore(NoStore(runtime), runtime=runtime), where, fresh(nothing), runtime)
     connector = Connector(where, runtime, read_only=read_only, create=create and not read_only)
-    store = LazyStore(store_for(where, runtime, durability=durability), connector.connect, _budget(), runtime=runtime)
+    store = LazyStore(
+        store_for(where, runtime, durability=durability), connector.connect, request_budget(), runtime=runtime
+    )
     sink = events_of(store, where, runtime) if wants_events else None
     return Fleet(
         store, where, store.connected, runtime, read_only=read_only, events=sink, connector=connector, presence=presence
     )
-
-
-def open_node(local: Path, remote: str) -> Fleet:
-    """The fleet of one node among those that share `remote`: its own directory, which is marked as one.
-
-    Raises: Invalid for a URL, and for a directory that nodes share.   Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
-    """
-    if str(local).startswith(("s3:/", "gs:/", "az:/", "sqs:/", "memory:/")):  # a path has no double slash
-        raise Invalid(f"--local is a directory of this machine, not {local}", hint="the bucket is --remote")
-    if local.expanduser().resolve() == Path(remote.removeprefix("file://")).expanduser().resolve():
-        raise Invalid(
-            "--local and --remote are the same directory", hint="give --local a directory that only this node uses"
-        )
-    fleet = open(local)
-    if SUPERVISED in fleet.record.features and NODE not in fleet.record.features:
-        raise Invalid(f"{local} is the bucket of other nodes", hint="give --local a directory that only this node uses")
-    fleet.enable(NODE, SUPERVISED)
-    return fleet
-
-
-def open_shared(
-    remote: str, stop: Flag, on_event: Callable[[SyncEvent], None], *, once: bool, create: bool
-) -> Fleet | None:
-    """The fleet that nodes share, marked as one: processes that open it from now on journal what they do in its queues.
-
-    While it cannot be reached, this is reported once and tried again; None if `stop` is raised. With `once` it is an
-    error. Raises: Missing if there is no fleet, unless `create`; Invalid for the directory of one node.
-    Cost: as `Fleet.check`, 1 GET and at most 1 PUT.
-    """
-    from limpet.queue.sync import Disconnected, Reconnected
-
-    began_s, failures = system().elapsed_s(), 0
-    while not stop.is_set():
-        try:
-            fleet = open(remote, create=create).check()
-            if NODE in fleet.record.features:
-                raise Invalid(f"{remote} is the directory of one node", hint="--remote is what all nodes share")
-            fleet.enable(SUPERVISED)
-            fleet.identify()
-        except Missing as error:
-            error.hint = "check --remote; with --create a new fleet is set up there"
-            raise
-        except (Unavailable, OutcomeUnknown) as error:
-            if once:
-                raise
-            if not failures:
-                on_event(Disconnected(error))
-            stop.wait(min(RECONNECT_MAX_S, RECONNECT_MIN_S * 2**failures))
-            failures += 1
-            continue
-        if failures:
-            on_event(Reconnected(system().elapsed_s() - began_s))
-        return fleet
-    return None
-
-
-def check_same(fleet: Fleet) -> None:
-    """Return if the fleet at this URL is the one that was opened, as it was restored last.
-
-    Raises: Invalid, Missing.   Cost: 1 GET.
-    """
-    opened, now = fleet.record, record_cell(fleet.store, fleet.runtime).read()
-    if now is None:
-        raise Missing(f"there is no fleet at {fleet.url} any more", hint="was it deleted? stop this process")
-    ids = {record.id for record in (opened, now.value) if record.id}
-    if len(ids) > 1 or (opened.epoch or 0) != (now.value.epoch or 0):
-        what = "restored from a backup" if len(ids) == 1 else f"replaced by fleet {now.value.id}"
-        raise Invalid(
-            f"the fleet at {fleet.url} was {what} since this process began",
-            hint="start this process again, if that is meant",
-        )
-
-
-def home_of(shared: Fleet) -> RemoteFleet:
-    """Which fleet is at that URL now.   Raises: Missing; Unsupported while it is being restored.   Cost: 1 GET."""
-    from limpet.queue.sync import RemoteFleet
-
-    seen = record_cell(shared.store, shared.runtime).read()
-    if seen is None:
-        raise Missing(f"there is no fleet at {shared.url}", hint="was it deleted, or is the URL another one?")
-    check_record(seen.value, where=shared.url)
-    return RemoteFleet(seen.value.id or None, seen.value.epoch or 0)
-
-
-def _budget() -> int | None:
-    text = os.environ.get("LIMPET_REQUEST_BUDGET")
-    if not text:
-        return None
-    if not text.isdigit():
-        raise Invalid(f"LIMPET_REQUEST_BUDGET is {text!r}, not a number", hint="give a number of requests")
-    return int(text)
 
 
 def is_wanted(asked: bool | None) -> bool:
@@ -501,11 +140,12 @@ def _switched_on(variable: str, *, default: bool) -> bool:
 
 def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
     """The sink of a fleet: one for all its handles in this process. What it still holds is written at exit."""
-    place: Hashable = (EventSink, id(store) if url.startswith("memory:") else absolute(url))
+    place: Hashable = ("events", id(store) if url.startswith("memory:") else absolute(url))
     if place not in runtime.shared:
-        from limpet.events.sink import LedgerSink  # only a fleet that keeps events pays for it
+        from limpet.events import EXECUTIONS  # only a fleet that keeps events pays for it
+        from limpet.events.sink import LedgerSink
 
-        sink = LedgerSink(store, keys.CatalogKeys.of(EXECUTIONS), runtime, lambda: store.snapshot().total())
+        sink = LedgerSink(store, CatalogKeys.of(EXECUTIONS), runtime, lambda: store.snapshot().total())
         runtime.shared[place] = sink
         atexit.register(sink.close)
     found: EventSink = runtime.shared[place]
@@ -560,7 +200,6 @@ class Fleet:
         self._record = record
         self.runtime = runtime
         """The clock, chance and threads that the fleet's parts use."""
-        self._watch = VersionWatch(runtime)
         self._connector = connector
         self._storage: CatalogStorage | None = None
         self._journal = cache(partial(_journal_of, self.store, record, runtime))  # asked at the first use of a queue
@@ -620,8 +259,16 @@ class Fleet:
         if self.events is not None:
             self.events.flush()
 
+    @cached_property
+    def _watch(self) -> VersionWatch:
+        from limpet.kernel.lease import VersionWatch
+
+        return VersionWatch(self.runtime)
+
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
+        from limpet.kernel.lease import Lock
+
         return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._watch, look_first=look_first)
 
     def locks(
@@ -650,10 +297,14 @@ class Fleet:
         return self._lease_cell(keys.lock_key(name)).read()
 
     def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
+        from limpet.kernel.lease import lease_cell
+
         return lease_cell(self.store, key, self.runtime)
 
     def cell(self, name: str) -> Cell[Any]:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
+        from limpet.kernel.cell import PLAIN, Cell
+
         return Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
 
     def queue(
@@ -666,10 +317,12 @@ class Fleet:
         Raises: Invalid for a name that escapes, or a policy that makes no sense; Missing.
         Cost: nothing yet; with `create=False` 1 LIST (on SQS 1 request).
         """
-        known = [each.name for each in fields(Policy)]
-        unknown = sorted(policy.keys() - {*known})
+        from limpet.queue import Policy
+
+        settings = [*Policy.__dataclass_fields__]
+        unknown = sorted(policy.keys() - {*settings})
         if unknown:
-            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {', '.join(known)}")
+            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {', '.join(settings)}")
         queue = self._open_queue(name, Policy(**policy), payload_type)
         if not create:
             demand_queue(self, queue)
@@ -682,6 +335,8 @@ class Fleet:
 
             client, prefix = sqs_place(self.url, self.runtime)
             return SqsQueue(client, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
+        from limpet.queue import BucketQueue
+
         return BucketQueue(
             self.store,
             name,
@@ -954,6 +609,8 @@ def catalog_extra() -> Iterator[None]:
 
 def is_used(fleet: Fleet, queue: Queue) -> bool:
     """Whether the queue was ever used.   Cost: 1 LIST; on SQS 1 request."""
+    from limpet.queue import BucketQueue
+
     if isinstance(queue, BucketQueue):
         return next(iter(fleet.store.list(keys.QueueKeys.of(queue.name).root)), None) is not None
     exists: bool = cast(Any, queue).exists()
@@ -980,6 +637,8 @@ def demand_queue(fleet: Fleet, queue: Queue) -> None:
 
 def hint_at_names(name: str, names: Sequence[str], command: str) -> str:
     """A hint for a name that is not among `names`, which `command` lists; empty if there are none."""
+    from difflib import get_close_matches
+
     near = get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {near[0]!r}? `{command}` shows all"
@@ -988,6 +647,8 @@ def hint_at_names(name: str, names: Sequence[str], command: str) -> str:
 
 def in_store(queue: Queue, what: str) -> BucketQueue:
     """The queue, if it lives in the fleet's own store; `what` another provider cannot do.   Raises: Unsupported."""
+    from limpet.queue import BucketQueue
+
     if isinstance(queue, BucketQueue):
         return queue
     raise Unsupported(
@@ -997,6 +658,9 @@ def in_store(queue: Queue, what: str) -> BucketQueue:
 
 def inspection(fleet: Fleet, name: str, what: str) -> Inspection:
     """The reading side of the queue `name`, as `in_store`.   Cost: nothing yet."""
+    from limpet.queue.inspect import Inspection
+    from limpet.queue.storage import Storage
+
     if provider_of(fleet.url) == SQS:
         in_store(fleet.queue(name), what)
-    return Inspection(fleet.store, keys.QueueKeys.of(name), fleet.runtime)
+    return Inspection(Storage(fleet.store, keys.QueueKeys.of(name), fleet.runtime))

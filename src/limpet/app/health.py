@@ -9,22 +9,14 @@ from datetime import datetime
 from itertools import islice
 from typing import Literal
 
-from limpet.app.fleet import SQS, Fleet, provider_of
+from limpet.app.fleet import Fleet
+from limpet.app.place import SQS, provider_of
 from limpet.app.presence import GONE_S, FleetWorkers, workers
-from limpet.errors import Denied, Missing
-from limpet.lease import LockState, lock_state
-from limpet.queue.entry import Storage
-from limpet.queue.inspect import (
-    SOME,
-    FailedCount,
-    FailedReceipts,
-    Folder,
-    QueueCount,
-    QueueSummary,
-    count_queues,
-    summarize,
-    summary_of,
-)
+from limpet.kernel.errors import Denied, Missing
+from limpet.kernel.lease import LockState, lock_state
+from limpet.queue.count import SOME, Folder, QueueCount, count_queues
+from limpet.queue.storage import Storage
+from limpet.queue.summary import FailedCount, FailedReceipts, QueueSummary, summarize, summary_of
 
 Rule = Literal["max-age", "max-failed", "max-pending", "no-worker"]
 Bound = Literal["exact", "at least", "about"]

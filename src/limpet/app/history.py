@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from limpet.app.fleet import Fleet, has_store
-from limpet.errors import Corrupt, LimpetError
-from limpet.keys import batch_of, is_minted
-from limpet.records import moment
-from limpet.runtime import ulid_ms
+from limpet.app.fleet import Fleet
+from limpet.app.place import has_store
+from limpet.kernel.errors import Corrupt, LimpetError
+from limpet.kernel.keys import batch_of, is_minted
+from limpet.kernel.records import moment
+from limpet.kernel.runtime import ulid_ms
 
 if TYPE_CHECKING:
     from limpet.app.overview import FleetOverview
@@ -107,7 +108,7 @@ def recorded_runs(fleet: Fleet) -> dict[str, RecordedRuns]:
     Cost: 1 LIST per 1,000 objects with events of the last hour, and of these the newest 100 by a GET each; 1 GET of the
     head, and 1 for each of at most 8 files that hold events of the last hour.
     """
-    from limpet.events.fold import EventFilter, recent
+    from limpet.events.tail import EventFilter, recent
 
     now = fleet.runtime.wall()
     wanted = EventFilter(since=now - HOUR)

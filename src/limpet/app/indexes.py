@@ -13,10 +13,10 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from limpet.app.fleet import hint_at_names, open
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.index import CompileReport, Index
 from limpet.index.types import with_own
-from limpet.keys import IndexKeys
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.kernel.keys import IndexKeys
 
 if TYPE_CHECKING:
     from limpet.app.fleet import Fleet

@@ -4,7 +4,7 @@
 less and less often, so that scraping every 15 s costs an idle fleet under 260 requests an hour. `WorkerMetrics` counts
 what the worker processes report, and asks the store nothing. A queue whose figures are lower bounds has
 `limpet_queue_sampled` 1, and `limpet_read_age_seconds` says how old the figures of a part are.
-docs/how-to/metrics.md lists the names.
+docs/run/look.md lists the names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 from limpet.app.fleet import Fleet
 from limpet.app.overview import PRICED, FleetOverview, OverviewWatch
-from limpet.errors import Invalid, LimpetError, Unavailable, Unsupported
-from limpet.keys import CatalogKeys
-from limpet.lease import lease_cell, lock_state
-from limpet.queue.inspect import QueueSummary
-from limpet.store.metered import dollars
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.errors import Invalid, LimpetError, Unavailable, Unsupported
+from limpet.kernel.lease import lease_cell, lock_state
+from limpet.kernel.store.metered import dollars
+from limpet.queue.summary import QueueSummary
 from limpet.worker.protocol import Message, StoreRequests, TaskCounts, WorkerEvent
 
 try:

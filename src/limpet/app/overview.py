@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
-from limpet.app.fleet import SQS, Fleet, has_store, provider_of
+from limpet.app.fleet import Fleet
 from limpet.app.health import (
     BrokenLimit,
     FleetLocks,
@@ -33,28 +33,18 @@ from limpet.app.health import (
     summaries,
 )
 from limpet.app.history import HOUR, FinishRate, last_hour
-from limpet.errors import Invalid, LimpetError
-from limpet.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, IndexKeys, Key, QueueKeys, name_of
+from limpet.app.place import SQS, has_store, provider_of
+from limpet.kernel.errors import Invalid, LimpetError
+from limpet.kernel.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, IndexKeys, Key, QueueKeys, name_of
+from limpet.kernel.records import RECORD_BYTES_MAX
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store import Store
+from limpet.kernel.store.api import Blob, Stat, Version, WrappedStore
+from limpet.kernel.store.metered import dollars
 from limpet.queue.cost import MONTH_H, Bill, Work, requests_of
-from limpet.queue.entry import Storage
-from limpet.queue.inspect import (
-    FOLDERS,
-    FailedCount,
-    FailedReceipts,
-    FinishTimes,
-    Folder,
-    QueueCount,
-    QueueSummary,
-    count_below,
-    count_first,
-    last_finished,
-    summary_of,
-)
-from limpet.records import RECORD_BYTES_MAX
-from limpet.runtime import Runtime
-from limpet.store import Store
-from limpet.store.api import Blob, Stat, Version, WrappedStore
-from limpet.store.metered import dollars
+from limpet.queue.count import FOLDERS, FinishTimes, Folder, QueueCount, count_below, count_first, last_finished
+from limpet.queue.storage import Storage
+from limpet.queue.summary import FailedCount, FailedReceipts, QueueSummary, summary_of
 
 OverviewPart = Literal["queues", "locks", "indexes", "catalog", "workers"]
 PARTS: tuple[OverviewPart, ...] = get_args(OverviewPart)
@@ -587,7 +577,7 @@ class OverviewWatch:
         if not has_store(view.url) or find_spec("pyiceberg") is None or find_spec("pyarrow") is None:
             return {}
         from limpet.app.catalogs import DOMAIN
-        from limpet.catalog.state import commit_of
+        from limpet.catalog.heads import commit_of
 
         loaded = self.fleet.catalog().view.now()
         if loaded is None:

@@ -18,13 +18,15 @@ from typing import Annotated
 
 import msgspec
 
-from limpet import __version__, keys, records
-from limpet.app.fleet import BACKUP, SUPERVISED, Fleet
-from limpet.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet import __version__
+from limpet.app.fleet import Fleet
+from limpet.app.record import BACKUP, SUPERVISED
+from limpet.kernel import keys, records
+from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
+from limpet.kernel.records import Count, Instant, Name
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store import Store
 from limpet.queue.cost import PRESENCE_EVERY_S
-from limpet.records import Count, Instant, Name
-from limpet.runtime import Runtime
-from limpet.store import Store
 
 FIRST_S = 1.0
 """A process that ends sooner costs no request."""

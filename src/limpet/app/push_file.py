@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from limpet import records
-from limpet.errors import Invalid, OutcomeUnknown
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid, OutcomeUnknown
+from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.queue import Queue
 from limpet.queue.entry import PAYLOAD_BYTES_MAX, payload_bytes
-from limpet.records import RECORD_BYTES_MAX
 
 CHUNK_BATCHES = 16
 CHUNK_BYTES_MAX = 16 * 1024 * 1024

@@ -19,16 +19,19 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from limpet import records
-from limpet.app.fleet import Fleet, catalog_extra, check_has_store, hint_at_names
+from limpet.app.fleet import Fleet, catalog_extra, hint_at_names
 from limpet.app.health import lock_states, summaries
+from limpet.app.place import check_has_store
 from limpet.app.presence import workers
-from limpet.errors import Corrupt, Invalid, Missing, Unsupported
-from limpet.index.sql import CATALOG, Parameters, Rows, TablePlace, sql
-from limpet.keys import QueueKeys
-from limpet.queue.entry import Storage
-from limpet.queue.inspect import ALL, SOME
+from limpet.index.sql import Parameters, TablePlace, sql
+from limpet.index.sql_rows import Rows
+from limpet.index.sql_tables import CATALOG
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, Missing, Unsupported
+from limpet.kernel.keys import QueueKeys
+from limpet.queue.count import ALL, SOME
 from limpet.queue.rows import columns_of, task_rows
+from limpet.queue.storage import Storage
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog
@@ -93,6 +96,7 @@ COUNTS: Columns = {
     "state": "text",
     "pending": "int",
     "waiting": "int",
+    "running": "int",
     "in_flight": "int",
     "resting": "int",
     "suspended": "int",
@@ -247,10 +251,10 @@ class FleetTables:
             self._on_note(f"queues.{name}: only the first {most:,} objects of {folder}/ were read; --full reads all")
         for line in found.unreadable:
             self._on_note(f"queues.{name}: left out: {line}")
-        return columns_of([*found.rows.values()])
+        return columns_of([*found.rows.values()], TASKS)
 
     def _executions(self) -> dict[str, list[Any]]:
-        from limpet.events.fold import recent
+        from limpet.events.tail import recent
 
         found = recent(self._fleet.store, self._fleet.runtime, EVENTS_MAX)
         for line in found.unreadable:

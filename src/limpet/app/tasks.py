@@ -19,16 +19,18 @@ from typing import Annotated, Any, Generic, ParamSpec, Protocol, TypedDict, Type
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Invalid
 from limpet.events import Event, EventSink
-from limpet.keys import batch_of, count_of, is_batch
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import batch_of, count_of, is_batch
+from limpet.kernel.records import Name, Text
+from limpet.kernel.runtime import system
+from limpet.kernel.user_code import UserCall
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, check_follower, need
+from limpet.queue.calls import gather
 from limpet.queue.entry import GATHER_MAX
-from limpet.queue.steps import gather, in_order, known_type
-from limpet.records import Name, Text
-from limpet.runtime import system
-from limpet.user_code import UserCall
+from limpet.queue.step_values import known_type
+from limpet.queue.steps import in_order
 from limpet.worker.runner import Job, current_task
 from limpet.worker.schedule import Cron
 

@@ -1,4 +1,12 @@
-"""The catalog: a fenced ledger, published by a sole writer."""
+"""The catalog: a fenced ledger, published by a sole writer.
+
+Read `records` and `names` (what is stored, and under which names), `state` and `heads` (the state and how it changes:
+pure), `commit` (one change of a table), `leader` (who may commit, and how commits are batched), `compactor` (who
+publishes them), `storage` (reads only), `catalog` (the interface). `warehouse` places the files of tables, `history`
+looks back, `gc` deletes what nothing refers to. `iceberg` knows the format of tables, `maintain` rewrites them.
+
+It may import events and the kernel, and neither the queue nor the index. It knows no HTTP: that is the service's.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,7 +16,7 @@ from limpet.catalog.leader import Grant, Leader, NotLeader
 from limpet.catalog.records import CatalogHead, CommitRecord, RememberedAnswer
 from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogView, LoadedState
-from limpet.ledger import Publication, Publisher
+from limpet.events.ledger import Publication, Publisher
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Verified

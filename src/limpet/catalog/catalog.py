@@ -13,19 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from limpet import records
 from limpet.catalog import commit, entries, history
 from limpet.catalog.commit import PreparedCommit, WorkedMetadata
 from limpet.catalog.leader import Decide, Documents, Grant, Leader, NeedsMetadata, NotLeader
-from limpet.catalog.records import CommitRecord
-from limpet.catalog.state import (
-    MINTED,
-    PURGED,
-    CatalogState,
+from limpet.catalog.names import (
     Content,
     Entry,
     Kind,
@@ -43,21 +38,39 @@ from limpet.catalog.state import (
     name_in,
     parsed,
     reserve,
-    scoped,
     shown,
 )
+from limpet.catalog.records import CommitRecord
+from limpet.catalog.state import MINTED, PURGED, CatalogState, scoped
 from limpet.catalog.storage import CatalogStorage, newest_head
 from limpet.catalog.warehouse import FILES_AT_ONCE, Warehouse
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, NotModified, OutcomeUnknown, Unavailable, Unsupported
+from limpet.kernel import records
+from limpet.kernel.errors import (
+    Corrupt,
+    Invalid,
+    LimpetError,
+    Missing,
+    NotModified,
+    OutcomeUnknown,
+    Unavailable,
+    Unsupported,
+)
+from limpet.kernel.runtime import attempts
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 
-TRIES_MAX = 10
 PLANS_MAX = 4
 MANIFEST_BYTES_MAX = 32 << 20
 ID_CHARACTERS_MAX = 200
 LAST_PAGES_MAX = 3
 """A folder that still has files after so many listings that showed all of them is being written to."""
+
+
+class Sender(TypedDict, total=False):
+    """Who sends a request, and its id: the same request with the same id is done once."""
+
+    id_: str | None
+    actor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +115,9 @@ class Verified:
 class Catalog:
     """One catalog. Without a `leader` it is read-only. Thread-safe.
 
-    Every write also raises Invalid; NotLeader (nothing was attempted); OutcomeUnknown. It costs a share of a batch: 1
-    ledger PUT and 1 publication for all requests of a group.
+    Every write takes the keywords `id_` (the same request with the same id is done once) and `actor` (the name of the
+    sender, for the log). It also raises Invalid; NotLeader (nothing was attempted); OutcomeUnknown. It costs a share of
+    a batch: 1 ledger PUT and 1 publication for all requests of a group.
     """
 
     def __init__(self, storage: CatalogStorage, warehouse: Warehouse, leader: Leader | None = None) -> None:
@@ -125,32 +139,21 @@ class Catalog:
         return dict(entries.properties_of(self._state(), check_namespace(namespace)))
 
     def create_namespace(
-        self,
-        namespace: Sequence[str],
-        properties: Mapping[str, str] | None = None,
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, namespace: Sequence[str], properties: Mapping[str, str] | None = None, **sender: Unpack[Sender]
     ) -> dict[str, str]:
         """Create it in an existing parent; returns its properties.   Raises: AlreadyExists; NoSuchNamespace."""
         levels = check_namespace(namespace)
         checked = entries.check_namespace_properties(self.warehouse, properties or {})
-        self._commit(id_, actor, ("create namespace", levels, checked), entries.create_namespace(levels, checked))
+        self._commit(("create namespace", levels, checked), entries.create_namespace(levels, checked), **sender)
         return checked
 
-    def drop_namespace(self, namespace: Sequence[str], *, id_: str | None = None, actor: str = "") -> None:
+    def drop_namespace(self, namespace: Sequence[str], **sender: Unpack[Sender]) -> None:
         """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
         levels = check_namespace(namespace)
-        self._commit(id_, actor, ("drop namespace", levels), entries.drop_namespace(levels))
+        self._commit(("drop namespace", levels), entries.drop_namespace(levels), **sender)
 
     def update_properties(
-        self,
-        namespace: Sequence[str],
-        removals: object = (),
-        updates: object = None,
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, namespace: Sequence[str], removals: object = (), updates: object = None, **sender: Unpack[Sender]
     ) -> dict[str, list[str]]:
         """Set and remove properties; returns the names that were `updated`, `removed` and `missing`.
 
@@ -164,9 +167,7 @@ class Catalog:
         if both := [name for name in gone if name in checked]:
             raise Invalid(f"the property {both[0]!r} is both set and removed")
         request = ("set properties", levels, gone, checked)
-        result: dict[str, list[str]] = self._commit(
-            id_, actor, request, entries.update_namespace(levels, gone, checked)
-        )
+        result: dict[str, list[str]] = self._commit(request, entries.update_namespace(levels, gone, checked), **sender)
         return result
 
     # ---- tables ----
@@ -248,7 +249,7 @@ class Catalog:
         return self._planned(scan_tasks, namespace, name, task)
 
     def create_table(
-        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
+        self, namespace: Sequence[str], request: Mapping[str, Any], **sender: Unpack[Sender]
     ) -> LoadedTable:
         """Create a table; with `stage-create` only create its metadata, and publish nothing.
 
@@ -263,7 +264,7 @@ class Catalog:
             return LoadedTable(None, new.document.data, {}, "")
         new = entries.draft_table(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
-            id_, actor, ("create table", where, request), entries.create("t", self.warehouse, where, name, new)
+            ("create table", where, request), entries.create("t", self.warehouse, where, name, new), **sender
         )
         return self._published(path)
 
@@ -274,8 +275,7 @@ class Catalog:
         metadata_location: str,
         *,
         overwrite: bool = False,
-        id_: str | None = None,
-        actor: str = "",
+        **sender: Unpack[Sender],
     ) -> LoadedTable:
         """Register a table whose metadata is in the warehouse and whose folder belongs to no other table.
 
@@ -284,20 +284,14 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         request = ("register table", where, name, metadata_location, overwrite)
-        if (answered := self._answered(id_, request)) is not None:
+        if (answered := self._answered(request, **sender)) is not None:
             return self._published(answered)
         new = entries.draft_registered(self.warehouse, metadata_location)
         decide = entries.register_table(self.warehouse, where, name, new, overwrite=overwrite)
-        return self._published(self._commit(id_, actor, request, decide))
+        return self._published(self._commit(request, decide, **sender))
 
     def commit_table(
-        self,
-        namespace: Sequence[str],
-        name: str,
-        request: Mapping[str, Any],
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], **sender: Unpack[Sender]
     ) -> LoadedTable:
         """Change a table, or create a staged one.   Raises: NoSuchTable; CommitFailed; NoSuchNamespace.
 
@@ -307,18 +301,16 @@ class Catalog:
         prepared = commit.prepare_commit(self.warehouse, self._known_or_read, where, name, request)
         worked = self._worked_out((prepared,))
         decide = commit.commit_table(self.warehouse, prepared, worked)
-        return self._published(self._commit(id_, actor, ("commit", where, name, request), decide, worked))
+        return self._published(self._commit(("commit", where, name, request), decide, worked, **sender))
 
-    def commit_transaction(self, changes: object, *, id_: str | None = None, actor: str = "") -> None:
+    def commit_transaction(self, changes: object, **sender: Unpack[Sender]) -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
         prepared = commit.prepare_transaction(self.warehouse, self._known_or_read, changes)
         worked = self._worked_out(prepared)
         decide = commit.commit_transaction(self.warehouse, prepared, worked)
-        self._commit(id_, actor, ("transaction", changes), decide, worked)
+        self._commit(("transaction", changes), decide, worked, **sender)
 
-    def drop_table(
-        self, namespace: Sequence[str], name: str, *, purge: bool = False, id_: str | None = None, actor: str = ""
-    ) -> None:
+    def drop_table(self, namespace: Sequence[str], name: str, *, purge: bool = False, **sender: Unpack[Sender]) -> None:
         """Drop a table; `purge`: also delete its files, after which it cannot be restored.
 
         Raises: NoSuchTable; NoSuchNamespace; Invalid for a purge of a table with `gc.enabled=false`.
@@ -329,20 +321,18 @@ class Catalog:
         where, name = _identifier(namespace, name)
         checked = self._worked_out_purge(where, name) if purge else None
         decide = entries.drop("t", where, name, checked)
-        dropped = self._commit(id_, actor, ("drop table", where, name, purge), decide, checked)
+        dropped = self._commit(("drop table", where, name, purge), decide, checked, **sender)
         if purge:
             with suppress(LimpetError):  # the state records the folders: they cannot be used until they are empty
                 self._purge(Entry.of(dropped).roots())
 
-    def unregister_table(
-        self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = ""
-    ) -> LoadedTable:
+    def unregister_table(self, namespace: Sequence[str], name: str, **sender: Unpack[Sender]) -> LoadedTable:
         """Drop a table, and return it as it was: its files stay, and another catalog can register it.
 
         Every earlier commit is in it, and later ones fail.   Raises: NoSuchTable.   Cost: a batch, and as `load_table`.
         """
         where, name = _identifier(namespace, name)
-        dropped = self._commit(id_, actor, ("unregister table", where, name), entries.drop("t", where, name))
+        dropped = self._commit(("unregister table", where, name), entries.drop("t", where, name), **sender)
         return self._published(Entry.of(dropped).path)
 
     def finish_purges(self) -> int:
@@ -359,17 +349,12 @@ class Catalog:
         return len(roots)
 
     def rename_table(
-        self,
-        source: tuple[Sequence[str], str],
-        target: tuple[Sequence[str], str],
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], **sender: Unpack[Sender]
     ) -> None:
         """Rename a table, or move it to another namespace.   Raises: NoSuchTable; NoSuchNamespace; AlreadyExists."""
-        self._rename("t", source, target, id_, actor)
+        self._rename("t", source, target, **sender)
 
-    def undrop(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> LoadedTable:
+    def undrop(self, namespace: Sequence[str], name: str, **sender: Unpack[Sender]) -> LoadedTable:
         """Restore the table or view with this name that was dropped last, as it was then.
 
         Raises: NoSuchNamespace; AlreadyExists; Missing if none was dropped, it was purged, or history was collected.
@@ -377,7 +362,7 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         request = ("undrop", where, name)
-        if (answered := self._answered(id_, request)) is not None:
+        if (answered := self._answered(request, **sender)) is not None:
             return self._published(answered)
         loaded = self.view.now()
         check_free(loaded.state if loaded else CatalogState(), where, name)
@@ -386,7 +371,7 @@ class Catalog:
             self.warehouse.fetch(entry.path)  # compares the digest
         except Missing:  # another table has used the folder since, and was purged
             raise Missing(f"the files of {name!r} are gone", hint="a purged table cannot be restored") from None
-        return self._published(self._commit(id_, actor, request, entries.undrop(kind, where, name, entry)))
+        return self._published(self._commit(request, entries.undrop(kind, where, name, entry), **sender))
 
     # ---- views ----
 
@@ -403,18 +388,18 @@ class Catalog:
         return self._load("v", *_identifier(namespace, name), etag)[0]
 
     def create_view(
-        self, namespace: Sequence[str], request: Mapping[str, Any], *, id_: str | None = None, actor: str = ""
+        self, namespace: Sequence[str], request: Mapping[str, Any], **sender: Unpack[Sender]
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
         new = entries.draft_view(self.warehouse, self._known_or_read(), where, name, request)
         path = self._commit(
-            id_, actor, ("create view", where, request), entries.create("v", self.warehouse, where, name, new)
+            ("create view", where, request), entries.create("v", self.warehouse, where, name, new), **sender
         )
         return self._published(path)
 
     def register_view(
-        self, namespace: Sequence[str], name: str, metadata_location: str, *, id_: str | None = None, actor: str = ""
+        self, namespace: Sequence[str], name: str, metadata_location: str, **sender: Unpack[Sender]
     ) -> LoadedTable:
         """Register a view whose metadata is in the warehouse and whose folder belongs to no other table or view.
 
@@ -423,19 +408,13 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         request = ("register view", where, name, metadata_location)
-        if (answered := self._answered(id_, request)) is not None:
+        if (answered := self._answered(request, **sender)) is not None:
             return self._published(answered)
         new = entries.draft_registered_view(self.warehouse, metadata_location)
-        return self._published(self._commit(id_, actor, request, entries.create("v", self.warehouse, where, name, new)))
+        return self._published(self._commit(request, entries.create("v", self.warehouse, where, name, new), **sender))
 
     def replace_view(
-        self,
-        namespace: Sequence[str],
-        name: str,
-        request: Mapping[str, Any],
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, namespace: Sequence[str], name: str, request: Mapping[str, Any], **sender: Unpack[Sender]
     ) -> LoadedTable:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
@@ -445,23 +424,18 @@ class Catalog:
         if old is not None:
             worked.work_out(wanted.needs(old.path))
         decide = entries.replace_view(self.warehouse, where, name, wanted, worked)
-        return self._published(self._commit(id_, actor, ("replace view", where, name, request), decide, worked))
+        return self._published(self._commit(("replace view", where, name, request), decide, worked, **sender))
 
-    def drop_view(self, namespace: Sequence[str], name: str, *, id_: str | None = None, actor: str = "") -> None:
+    def drop_view(self, namespace: Sequence[str], name: str, **sender: Unpack[Sender]) -> None:
         """Drop a view.   Raises: NoSuchView; NoSuchNamespace."""
         where, name = _identifier(namespace, name)
-        self._commit(id_, actor, ("drop view", where, name), entries.drop("v", where, name))
+        self._commit(("drop view", where, name), entries.drop("v", where, name), **sender)
 
     def rename_view(
-        self,
-        source: tuple[Sequence[str], str],
-        target: tuple[Sequence[str], str],
-        *,
-        id_: str | None = None,
-        actor: str = "",
+        self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], **sender: Unpack[Sender]
     ) -> None:
         """Rename a view, or move it to another namespace.   Raises: NoSuchView; NoSuchNamespace; AlreadyExists."""
-        self._rename("v", source, target, id_, actor)
+        self._rename("v", source, target, **sender)
 
     # ---- history ----
 
@@ -578,7 +552,13 @@ class Catalog:
             raise OutcomeUnknown(f"the request was published, but its metadata cannot be read now: {error}") from error
 
     def _commit(
-        self, id_: str | None, actor: str, request: Sequence[Any], decide: Decide, worked: WorkedMetadata | None = None
+        self,
+        request: Sequence[Any],
+        decide: Decide,
+        worked: WorkedMetadata | None = None,
+        *,
+        id_: str | None = None,
+        actor: str = "",
     ) -> Any:
         """Let the leader decide and publish. If it needs metadata, compute it, and ask again with the same id (F5)."""
         if self.leader is None:
@@ -594,7 +574,7 @@ class Catalog:
                     self.warehouse.keep(path, document)  # before another client can see it
             return answer
 
-        for _ in range(TRIES_MAX):
+        for _ in attempts(self.storage.runtime, pause_s=0):
             answer = self.leader.commit(scoped_id, decide_once, actor)
             if not isinstance(answer, NeedsMetadata):
                 return answer
@@ -603,7 +583,7 @@ class Catalog:
             worked.work_out(answer.needs)
         raise Unavailable("too many concurrent commits to the same tables", hint="send it again in a moment")
 
-    def _answered(self, id_: str | None, request: Sequence[Any]) -> Any:
+    def _answered(self, request: Sequence[Any], *, id_: str | None = None, actor: str = "") -> Any:
         """The remembered answer to this request, as far as this process knows; None: there is none.
 
         For requests that first read something that may be gone after they were published.
@@ -651,11 +631,10 @@ class Catalog:
         kind: Content,
         source: tuple[Sequence[str], str],
         target: tuple[Sequence[str], str],
-        id_: str | None,
-        actor: str,
+        **sender: Unpack[Sender],
     ) -> None:
         old, new = _identifier(*source), _identifier(*target)
-        self._commit(id_, actor, ("rename", kind, old, new), entries.rename(kind, old, new))
+        self._commit(("rename", kind, old, new), entries.rename(kind, old, new), **sender)
 
     def _purge(self, roots: Sequence[str]) -> None:
         """Empty the folders of purged tables, then release them.
@@ -665,7 +644,7 @@ class Catalog:
         """
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
-            self._commit(None, "", ("purged",), entries.release_folders(emptied))
+            self._commit(("purged",), entries.release_folders(emptied))
 
     def _emptied(self, root: str) -> bool:
         """Empty a folder. One into which a client still writes stays recorded; `finish_purges` tries it again."""

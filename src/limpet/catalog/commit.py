@@ -6,23 +6,34 @@ thread. It is a pure function of the prepared commit, the state, and the metadat
 grants (`Grant`), refuses (raises), or names the metadata that the commit must be computed from first (`NeedsMetadata`).
 New metadata is written to a new file, together with the batch: when the head names the file, it exists.
 
-The updates are checked by `limpet.catalog.iceberg.commits` and applied by `limpet.catalog.iceberg.metadata`.
+The updates are checked and applied by `limpet.catalog.iceberg.commits`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from limpet.catalog.iceberg.commits import NamedByCommit, checked, format_version, named_by
-from limpet.catalog.iceberg.metadata import LIGHT_UPDATES, check_requirement, created, updated
+from limpet.catalog.iceberg.commits import (
+    NamedByCommit,
+    as_text,
+    check_requirement,
+    checked,
+    created,
+    is_light,
+    joined,
+    listed,
+    named_by,
+    only,
+    updated,
+)
 from limpet.catalog.iceberg.tables import DEFAULT_VERSION, document_of, whole
+from limpet.catalog.iceberg.updates import RemoveRef, RemoveSnapshots, UpgradeVersion
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
 from limpet.catalog.maintain.decide import GC_PROPERTY, owns_files
-from limpet.catalog.records import CREATE, Change
-from limpet.catalog.state import (
-    CatalogState,
+from limpet.catalog.names import (
     CommitFailed,
     Entry,
     Namespace,
@@ -33,14 +44,15 @@ from limpet.catalog.state import (
     find_entry,
     free_in,
     key_of,
-    listed,
     location_of,
     overlapping,
     reserve,
     shown,
 )
-from limpet.catalog.warehouse import Document, Json, Warehouse, property_text
-from limpet.errors import Invalid, LimpetError, Unavailable
+from limpet.catalog.records import CREATE, Change
+from limpet.catalog.state import CatalogState
+from limpet.catalog.warehouse import Document, Json, Warehouse
+from limpet.kernel.errors import Invalid, LimpetError, Unavailable
 
 METADATA_PATH = "write.metadata.path"
 TABLES_MAX = 1000
@@ -71,12 +83,12 @@ class TableCommit:
     @property
     def creates(self) -> bool:
         """Whether it creates the table."""
-        return any(requirement["type"] == "assert-create" for requirement in self.requirements)
+        return "assert-create" in map(itemgetter("type"), self.requirements)
 
     @property
     def is_light(self) -> bool:
         """Whether it can be computed quickly for every table: few updates, none of schemas, specs and the like."""
-        return self.is_short and all(update["action"] in LIGHT_UPDATES for update in self.updates)
+        return self.is_short and all(map(is_light, self.updates))
 
     @property
     def is_short(self) -> bool:
@@ -91,9 +103,9 @@ def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = s
     """
     asked, required = listed(request, "updates", UPDATES_MAX), listed(request, "requirements", REQUIREMENTS_MAX)
     check_size(asked, "the commit")
-    asked = [_with_text(update, canonical) for update in _joined(asked)]
+    asked = [as_text(update, canonical) for update in joined(asked)]
     updates, requirements = checked(asked, required)
-    heavy = sum(update["action"] not in LIGHT_UPDATES for update in updates)
+    heavy = len(updates) - sum(map(is_light, updates))
     if heavy > ADDED_MAX:
         raise Invalid(
             f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
@@ -123,34 +135,6 @@ def check_size(value: Any, what: str) -> None:
         layer = inner
 
 
-def _joined(updates: Sequence[Any]) -> list[Any]:
-    """The updates, with adjacent removals of snapshots joined: older clients send one for each snapshot."""
-    found: list[Any] = []
-    for update in updates:
-        match (found[-1] if found else None), update:
-            case (
-                {"action": "remove-snapshots", "snapshot-ids": list() as before},
-                {"action": "remove-snapshots", "snapshot-ids": list() as ids},
-            ):
-                before += ids
-            case _, {"action": "remove-snapshots", "snapshot-ids": list() as ids}:
-                found.append({"action": "remove-snapshots", "snapshot-ids": [*ids]})
-            case _:
-                found.append(update)
-    return found
-
-
-def _with_text(update: Any, canonical: Callable[[str], str]) -> Any:
-    match update:
-        case {"action": "set-location", "location": str() as location}:
-            return {**update, "location": canonical(location)}
-        case {"action": "set-properties", "updates": Mapping() as properties}:
-            return {**update, "updates": {key: property_text(key, value) for key, value in properties.items()}}
-        case {"action": "set-properties", "updates": _}:
-            raise Invalid("properties must be an object")
-    return update
-
-
 # ---- requirements and updates, on metadata as JSON ----
 
 
@@ -177,11 +161,11 @@ def _check_removal(old: Document, new: Document, commit: TableCommit) -> None:
 
     Both may have changed after the client of an expiry looked at the table.   Raises: CommitFailed.
     """
-    if not any(update["action"] == "remove-snapshots" for update in commit.updates):
+    if not only(RemoveSnapshots, commit.updates):
         return
     if not owns_files(whole(old)["properties"]):
         raise CommitFailed(f"Cannot remove snapshots: {GC_PROPERTY} is false, others may need the files of the table")
-    removed = {update["ref-name"] for update in commit.updates if update["action"] == "remove-snapshot-ref"}
+    removed = {update["ref-name"] for update in only(RemoveRef, commit.updates)}
     before, after = whole(old)["refs"], whole(new)["refs"]
     for name in before:
         if name not in after and name not in removed:
@@ -295,7 +279,8 @@ def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Docum
     for requirement in commit.requirements:
         if requirement["type"] != "assert-create":
             raise CommitFailed("Requirement failed: the table does not exist")
-    version = format_version(commit.updates) or DEFAULT_VERSION
+    upgrades = only(UpgradeVersion, commit.updates)
+    version = upgrades[-1]["format-version"] if upgrades else DEFAULT_VERSION
     where, uuid = warehouse.location(root), warehouse.new_uuid()
     return document_of(created(commit.updates, where, uuid, version, warehouse.now_ms()))
 
@@ -366,7 +351,8 @@ def with_files(
     warehouse: Warehouse, what: str, changes: tuple[Change, ...], result: Any, made: Mapping[str, Document]
 ) -> Grant:
     """A grant with its metadata files."""
-    return Grant(what, changes, result, tuple(warehouse.put_of(*each) for each in made.items()), made)
+    writes = [warehouse.put_of(path, document) for path, document in made.items()]
+    return Grant(what, changes, result, tuple(writes), made)
 
 
 def _changed(
@@ -382,10 +368,12 @@ def _changed(
     if new is None:
         return _TableChange((), {}, old.path)
     entry = moved(warehouse, old, new, prepared.root, prepared.places)
-    reserved = reserve(state, entry.roots(), old.roots()) if entry.roots() != old.roots() else ()
     change = Change(key_of("t", prepared.namespace, prepared.name), entry.value())
-    added = tuple(root for root in entry.roots() if root not in old.roots())
-    return _TableChange((change, *reserved), {entry.path: new}, entry.path, added)
+    before, after = old.roots(), entry.roots()
+    if before == after:
+        return _TableChange((change,), {entry.path: new}, entry.path)
+    added = tuple(root for root in after if root not in before)
+    return _TableChange((change, *reserve(state, after, before)), {entry.path: new}, entry.path, added)
 
 
 def _after(

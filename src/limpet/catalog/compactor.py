@@ -12,13 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from limpet import records
-from limpet.catalog.history import find_commit
-from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
-from limpet.catalog.state import (
+from limpet.catalog.heads import (
     APPLIED_MAX,
     TAIL_BYTES_MAX,
-    CatalogState,
     Go,
     NoHead,
     PartlyPublished,
@@ -30,20 +26,22 @@ from limpet.catalog.state import (
     link_to,
     links_after,
     next_head,
-    time_text,
     unusable,
 )
+from limpet.catalog.history import find_commit
+from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
+from limpet.catalog.state import CatalogState, time_text
 from limpet.catalog.storage import CatalogStorage, LoadedState, load
-from limpet.cell import Cell, Replaced, Versioned, Won, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.lease import LeaseRecord
-from limpet.ledger import OBJECT_BYTES_MAX, Publication
-from limpet.records import digest_of
-from limpet.runtime import ulid_above
-from limpet.store.api import Absent
-from limpet.store.outcome import put_bytes
+from limpet.events.ledger import OBJECT_BYTES_MAX, Publication
+from limpet.kernel import records
+from limpet.kernel.cell import Cell, Replaced, Versioned, Won, struct_codec
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.lease import LeaseRecord
+from limpet.kernel.records import digest_of
+from limpet.kernel.runtime import attempts, ulid_above
+from limpet.kernel.store.api import Absent
+from limpet.kernel.store.outcome import put_bytes
 
-TRIES_MAX = 10
 SNAPSHOT_EVERY = 500
 """A snapshot is due after this many commits. With more, every head is longer; with fewer, snapshots take a larger share
 of the CPU time: at 100,000 tables one takes as much as 60 commits (0006)."""
@@ -105,7 +103,7 @@ class Compactor:
                 published = None  # the head in memory may be old: only the newest one decides
             if published is not None:
                 return published
-        for _ in range(TRIES_MAX):
+        for _ in attempts(self._storage.runtime, pause_s=0):
             seen = self._seen = self._head.read()  # another thread may set the field to an older one concurrently
             published = self._attempt(seen, paths, token)
             if published is not None:
@@ -149,8 +147,10 @@ class Compactor:
 
     def _record(self, head: CatalogHead) -> None:
         with self._recording:  # a concurrent caller waits for the same write instead of repeating it
+            if self._recorded == head.links[0].id:
+                return
             commit = commit_of(head, self._storage.keys.domain)
-            if commit is not None and self._recorded != head.links[0].id:
+            if commit is not None:
                 self._add_commit(head.links[0], commit)
                 self._recorded = head.links[0].id
 

@@ -10,17 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from limpet import records
 from limpet.catalog.commit import METADATA_PATH, Needs, WorkedMetadata, check_size, moved, new_root, outside, with_files
 from limpet.catalog.iceberg import tables, views
 from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
 from limpet.catalog.maintain.decide import GC_PROPERTY, history_of
-from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
-from limpet.catalog.state import (
-    LIVE,
-    PURGED,
+from limpet.catalog.names import (
     AlreadyExists,
-    CatalogState,
     Content,
     Entry,
     Namespace,
@@ -35,8 +30,11 @@ from limpet.catalog.state import (
     reserve,
     shown,
 )
+from limpet.catalog.records import CREATE, DROP, DROP_VIEW, PURGE, Change
+from limpet.catalog.state import LIVE, PURGED, CatalogState
 from limpet.catalog.warehouse import Document, Warehouse, property_texts
-from limpet.errors import Corrupt, Invalid, Missing
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, Missing
 
 PROPERTIES_BYTES_MAX = 64 << 10
 
@@ -226,15 +224,8 @@ class PreparedView:
 
 def prepare_view(warehouse: Warehouse, request: Mapping[str, Any]) -> PreparedView:
     """The changes of a replace request, checked.   Raises: Invalid."""
-    changes, root = views.parse_changes(request, warehouse.now_ms()), None
-    places: dict[str, str] = {}
-    for update in changes.updates:
-        if update["action"] == "set-location":
-            root = warehouse.root_of(update["location"])
-            update["location"] = warehouse.location(root)
-        elif update["action"] == "set-properties":
-            places |= warehouse.check_properties(update["updates"])
-    return PreparedView(changes, root, places)
+    changes = views.parse_changes(request, warehouse.now_ms())
+    return PreparedView(changes, *views.placed(changes.updates, warehouse))
 
 
 def replace_view(

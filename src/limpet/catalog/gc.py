@@ -21,14 +21,14 @@ import msgspec
 from limpet.catalog.history import find_commit, log
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, SnapshotRef
 from limpet.catalog.storage import CatalogStorage, newest_head
-from limpet.errors import Corrupt, Denied, Invalid, Missing
 from limpet.events.fold import Executions, collect_events
-from limpet.keys import Key
-from limpet.ledger import delete_all, store_time
-from limpet.records import moment
-from limpet.store.api import Stat
+from limpet.events.ledger import delete_all, store_time
+from limpet.kernel.errors import Corrupt, Denied, Invalid, Missing, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.records import moment
+from limpet.kernel.runtime import attempts
+from limpet.kernel.store.api import Stat
 
-TRIES_MAX = 3
 GRACE_S = 3600.0
 _log = logging.getLogger("limpet.catalog")
 MOST = 10_000
@@ -54,7 +54,7 @@ def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int 
         raise Invalid("keep must not be negative, and keep_versions must be at least 1")
     cell = storage.head()
     before = store_time(storage.store, cell.read) - keep
-    for tries in range(1, TRIES_MAX + 1):
+    for _ in attempts(storage.runtime, pause_s=0):
         seen = newest_head(storage)
         if seen is None:
             return ""
@@ -65,12 +65,12 @@ def raise_floor(storage: CatalogStorage, *, keep: timedelta, keep_versions: int 
             return head.gc_floor
         except Corrupt:  # or another process collects concurrently
             now = cell.read()
-            if tries == TRIES_MAX or now is None or now.version == seen.version:
+            if now is None or now.version == seen.version:
                 raise
             continue
         raised = cell.update(partial(_with_floor, floor=floor))
         return raised.value.gc_floor if raised else ""
-    raise AssertionError
+    raise Unavailable("heads were replaced faster than they could be read")
 
 
 def _floor(storage: CatalogStorage, head: CatalogHead, before: datetime, version: int) -> str:
@@ -236,18 +236,18 @@ def classify_ledger(storage: CatalogStorage, *, grace_s: float, most: int = MOST
     store, cell = storage.store, storage.head()
     before = store_time(store, cell.read) - timedelta(seconds=grace_s)
     listed = [*islice(store.list(storage.keys.ledger), most)]
-    for tries in range(1, TRIES_MAX + 1):
+    for _ in attempts(storage.runtime, pause_s=0):
         seen = cell.read()
         old = [stat for stat in listed if stat.modified < before]
         judging = _Classifier(storage, seen.value if seen else None, old)
         try:
             return judging.run()
         except Corrupt as error:  # or the record was collected since this head was read
-            after = cell.read()
-            if tries == TRIES_MAX or after is None or seen is None or after.version == seen.version:
-                _log.warning("the outcome of some ledger objects is not known: %s", error)
-                return judging.leave_open()
-    raise AssertionError
+            after, reason = cell.read(), str(error)
+            if after is None or seen is None or after.version == seen.version:
+                break
+    _log.warning("the outcome of some ledger objects is not known: %s", reason)
+    return judging.leave_open()
 
 
 class _Classifier:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
+from limpet.catalog.heads import commit_of, link_to
+from limpet.catalog.names import Content, Entry, Namespace, key_of, parsed, shown
 from limpet.catalog.records import DROP, DROP_VIEW, PURGE, CatalogHead, CommitRecord, Link
-from limpet.catalog.state import CatalogState, Content, Entry, Namespace, commit_of, key_of, link_to, parsed, shown
+from limpet.catalog.state import CatalogState
 from limpet.catalog.storage import CatalogStorage, LoadedState
 from limpet.catalog.warehouse import Warehouse
-from limpet.errors import Corrupt, Invalid, Missing
-from limpet.records import moment
+from limpet.kernel.errors import Corrupt, Invalid, Missing
+from limpet.kernel.records import moment
 
 COMMITS_MAX = 10_000
 LOOK = "`limpet catalog log` shows the versions that are kept"

@@ -13,18 +13,19 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
 from limpet.catalog.compactor import PublicationRefused, Unreachable
+from limpet.catalog.heads import unusable
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
-from limpet.catalog.state import CatalogState, time_text, unusable
+from limpet.catalog.state import CatalogState, time_text
 from limpet.catalog.storage import CatalogStorage
-from limpet.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.keys import Key
-from limpet.lease import Lease, Lock, Renewer
-from limpet.ledger import Publication, Publisher
-from limpet.runtime import Flag, ulid_above
-from limpet.store.api import Absent, Put
-from limpet.store.outcome import put_bytes
+from limpet.events.ledger import Publication, Publisher
+from limpet.kernel import records
+from limpet.kernel.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lease, Lock, Renewer
+from limpet.kernel.runtime import Flag, attempts, ulid_above
+from limpet.kernel.store.api import Absent, Put
+from limpet.kernel.store.outcome import put_bytes
 
 GROUP_MAX = 256
 PATIENCE_S = 30.0
@@ -34,7 +35,7 @@ STALL_S = 120.0
 LOOK_EVERY_S = 2.0
 DECIDE_S = 2.0
 """How long requests of one group are decided; the remaining ones go into the next group."""
-BACKOFF_S = 0.2
+SEND_EVERY_S = 0.2
 GATHER_SHARE = 0.5
 GATHER_MAX_S = 0.1
 """The share of the last group's duration for which the next group waits: clients that were answered together send their
@@ -155,6 +156,8 @@ class Leader:
         self._term: _Term | None = None
         self.leader = ""
         """The label of the leading process, if known."""
+        self.leader_known = self._runtime.flag()
+        """Raised once it is known which process leads."""
         self.trouble: Exception | None = None
         """The error that kept this process from leading, while no other one leads."""
         self.group_published: Callable[[int], object] | None = None
@@ -252,6 +255,7 @@ class Leader:
         lease = self._lock.try_acquire()
         if isinstance(lease, Held):
             self.leader = lease.by
+            self.leader_known.set()
             raise NotLeader(f"{lease.by} leads")
         renewer = Renewer.of_lease(lease, self._runtime, stall_s=STALL_S)
         try:
@@ -260,6 +264,7 @@ class Leader:
             _release(lease, renewer)
             raise
         self.leader = self._runtime.label
+        self.leader_known.set()
         return self._term
 
     def _begin(self, lease: Lease, renewer: Renewer) -> _Term:
@@ -407,7 +412,7 @@ class Leader:
         Raises: PublicationRefused; Unavailable if no compactor was reached, so that it is dead; OutcomeUnknown.
         """
         since_s, reached = self._runtime.elapsed_s(), False
-        while True:
+        for _ in attempts(self._runtime, None, SEND_EVERY_S, longest_s=SEND_EVERY_S):
             try:
                 return self._publish([path], lease.token)
             except PublicationRefused:
@@ -420,7 +425,7 @@ class Leader:
                     if not reached:
                         raise Unavailable(str(error), hint=error.hint) from error
                     raise OutcomeUnknown(f"it is not known whether the batch was published: {error}") from error
-            self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S)
+        raise AssertionError
 
 
 def add_batch(storage: CatalogStorage, id_: str, batch: LedgerBatch, writes: Sequence[Put] = ()) -> Key:
@@ -449,7 +454,6 @@ def add_batch(storage: CatalogStorage, id_: str, batch: LedgerBatch, writes: Seq
 
 
 def _fail(group: Sequence[_Pending], error: Exception) -> None:
-    """Answer the remaining requests with an error."""
     for pending in group:
         if not pending.answered.is_set():
             pending.fail(error)

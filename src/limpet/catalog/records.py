@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from limpet.ledger import AppliedBatch
-from limpet.records import Count, Digest, Moment, Name, Positive
+from limpet.events.ledger import AppliedBatch
+from limpet.kernel.records import Count, Digest, Moment, Name, Positive
 
 SCHEMA = 1
 ROWS_MAX = 65_536

@@ -12,17 +12,19 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from limpet import records
+from limpet.catalog.heads import HEADS
 from limpet.catalog.records import SCHEMA, CatalogHead, CommitRecord, LedgerBatch, Link, RememberedAnswer, SnapshotRef
-from limpet.catalog.state import HEADS, CatalogState, Leaf
-from limpet.cell import Cell, Versioned
-from limpet.errors import Corrupt, Missing, NotModified, Unavailable
+from limpet.catalog.state import CatalogState, Leaf
+from limpet.events.ledger import OBJECT_BYTES_MAX
 from limpet.events.parquet import arrow, read_table, write_table
-from limpet.keys import CatalogKeys, Key
-from limpet.ledger import OBJECT_BYTES_MAX
-from limpet.records import digest_of, json_text
-from limpet.runtime import Runtime
-from limpet.store.api import Store, Version
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.cell import Cell, Versioned
+from limpet.kernel.errors import Corrupt, Missing, NotModified, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.records import digest_of, json_text
+from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.store.api import Store, Version
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -112,9 +114,6 @@ class CatalogStorage:
         return found
 
 
-TRIES_MAX = 5
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedState:
     """The state of a head. Immutable."""
@@ -144,7 +143,7 @@ class CatalogView:
         Cost: 1 GET, without a body if nothing changed; a new snapshot 1 GET more; without a catalog 2 LISTs.
         """
         incomplete: Version | None = None
-        for _ in range(TRIES_MAX):
+        for _ in attempts(self._storage.runtime, pause_s=0):
             seen = self._look(self._loaded.seen.version if self._loaded else None)
             if seen is None and self._loaded is None:
                 seen = first_head(self._storage)

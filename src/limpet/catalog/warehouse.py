@@ -23,14 +23,14 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from limpet import records
-from limpet.catalog.state import Namespace, slug
-from limpet.errors import Corrupt, Denied, Invalid, Missing, Unavailable
-from limpet.keys import Key, check, check_path, disk_name
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Stat, Store
-from limpet.store.directory.files import failure
-from limpet.store.directory.plain import PlainFiles
+from limpet.catalog.names import Namespace, slug
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Denied, Invalid, Missing, Unavailable
+from limpet.kernel.keys import Key, check, check_path, disk_name
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Absent, Put, Stat, Store
+from limpet.kernel.store.directory.files import failure
+from limpet.kernel.store.directory.plain import PlainFiles
 
 WAREHOUSE = "warehouse"
 METADATA_BYTES_MAX = 64 << 20
@@ -49,6 +49,7 @@ _ODD_IN_DATA = re.compile(_ODD.pattern.replace("%", ""))
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 _DIGEST = re.compile(r"\d{5,}-([0-9a-f]{64})\.metadata\.json")
 _ONE_SLASH = re.compile("file:/(?!/)")
+_DOTS, _MARKS = re.compile("[.-]"), re.compile("[._-]")
 _PLACES = frozenset(("path", "location", "dir", "directory", "folder", "warehouse"))
 _STORAGES = frozenset(
     ("s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "wasb", "wasbs", "adl", "adls", "file", "hdfs", "oss",
@@ -426,8 +427,7 @@ def property_texts(properties: object) -> dict[str, str]:
 
 def _is_place(key: str) -> bool:
     """Whether a property is named like a path, location or folder."""
-    name = key.rstrip().lower()
-    return name[max(name.rfind(mark) for mark in "._-") + 1 :] in _PLACES
+    return _MARKS.split(key.rstrip().lower())[-1] in _PLACES
 
 
 def is_url(text: str) -> bool:
@@ -439,7 +439,7 @@ def is_url(text: str) -> bool:
 def _is_for_clients(key: str) -> bool:
     """Whether a property would make a client use another store, or run code."""
     name = key.strip().lower()
-    return name.startswith(_CLIENTS) or name[max(name.rfind(mark) for mark in ".-") + 1 :] in _SECRETS
+    return name.startswith(_CLIENTS) or _DOTS.split(name)[-1] in _SECRETS
 
 
 def _strict_object(path: str, data: bytes) -> dict[str, Any]:

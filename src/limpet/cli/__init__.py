@@ -1,11 +1,13 @@
 """The command line: `limpet demo | work | queue | index | catalog | serve | ui | status | check | ...`.
 
-`COMMANDS` names the module of each command; `main` imports the module of the command that was typed, and runs it. Below
-that is what all commands share: exit codes, and how they print. `say` prints a plain line, `show` lines with Rich's
-markup and tables, `print_json` JSON; none of them lets a control character reach a terminal. `options` has the options
-and arguments that commands share.
+`COMMANDS` names the module of each command, and its line in the help; `main` has `parse` read the words, which imports
+the module of the command that was typed. Read `parse` (commands from the signatures of functions), `help`, `options`
+(what commands share), `config` (limpet.toml), `completion`, then a file for each group of commands. Below the table is
+how they print: `say` a plain line, `show` lines with Rich's markup and tables, `print_json` JSON; none of them lets a
+control character reach a terminal.
 
-Typer, Rich and the library are imported where they are used: `limpet --version` answers without them.
+It may import every room, and holds no rules of its own: a command parses, calls one function, and prints. Click, Rich
+and the library are imported where they are used: `limpet --version` answers without them.
 """
 
 from __future__ import annotations
@@ -16,47 +18,118 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from limpet import __version__
-from limpet.errors import Held, Invalid, LeaseLost, LimpetError, Unavailable
+from limpet.kernel.errors import Held, Invalid, LeaseLost, LimpetError, Unavailable
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    import typer
     from rich.console import Console, RenderHook
     from rich.table import Table
+
+    from limpet.cli.parse import Group, UsageError
 
 __all__ = ["main"]
 
 COMMANDS = {
-    "demo": "limpet.demo.show:demo",
-    "work": "limpet.cli.work:work",
-    "supervise": "limpet.cli.work:supervise",
-    "queue": "limpet.cli.queue:app",
-    "index": "limpet.cli.index:app",
-    "catalog": "limpet.cli.catalog:app",
-    "tables": "limpet.cli.catalog:tables",
-    "serve": "limpet.cli.serve:app",
-    "ui": "limpet.cli.serve:ui",
-    "status": "limpet.cli.fleet:status",
-    "top": "limpet.cli.fleet:top",
-    "check": "limpet.cli.fleet:check",
-    "workers": "limpet.cli.fleet:workers",
-    "lock": "limpet.cli.lock:app",
-    "sql": "limpet.cli.sql:sql",
-    "metrics": "limpet.cli.fleet:metrics",
-    "events": "limpet.cli.events:app",
-    "doctor": "limpet.cli.store:doctor",
-    "iam": "limpet.cli.store:iam",
-    "upgrade": "limpet.cli.fleet:upgrade",
-    "backup": "limpet.cli.store:backup",
-    "restore": "limpet.cli.store:restore",
-    "completion": "limpet.cli.options:completion",
+    "demo": (
+        "limpet.demo.show:demo",
+        "Watch four workers survive kill -9 and a long sleep, in half a minute. Nothing to set up.",
+    ),
+    "work": (
+        "limpet.cli.work:work",
+        "Run tasks: claim what waits in a queue, call its function, record the result.",
+    ),
+    "supervise": (
+        "limpet.cli.work:supervise",
+        "Let this machine work offline on its own directory, and sync that with the bucket at intervals.",
+    ),
+    "ui": (
+        "limpet.cli.serve:ui",
+        "Serve the dashboard: queues, workers, indexes, the catalog, locks and what it all costs, live in a browser.",
+    ),
+    "status": (
+        "limpet.cli.fleet:status",
+        "Show the queues of a fleet and the locks that are held. Changes nothing.",
+    ),
+    "top": (
+        "limpet.cli.fleet:top",
+        "Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. "
+        "Changes nothing.",
+    ),
+    "check": (
+        "limpet.cli.fleet:check",
+        "Check rules on every queue: one line for each that is violated, and exit code 1. Changes nothing.",
+    ),
+    "workers": (
+        "limpet.cli.fleet:workers",
+        "Show the worker processes of a fleet: where they run, their version and queues, and since when. "
+        "Changes nothing.",
+    ),
+    "sql": (
+        "limpet.cli.sql:sql",
+        "Query a fleet in SQL: tasks, records, tables, events, commits, locks and workers. Changes nothing.",
+    ),
+    "metrics": (
+        "limpet.cli.fleet:metrics",
+        "Show a fleet to Prometheus: depth, age and rate of queues, workers, locks, indexes, the catalog, cost.",
+    ),
+    "doctor": (
+        "limpet.cli.store:doctor",
+        "Find out whether a store keeps the promises that Limpet builds on, and how fast it is.",
+    ),
+    "iam": (
+        "limpet.cli.store:iam",
+        "Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.",
+    ),
+    "upgrade": (
+        "limpet.cli.fleet:upgrade",
+        "Raise a fleet's recorded formats to those of this limpet.",
+    ),
+    "backup": (
+        "limpet.cli.store:backup",
+        "Copy a fleet to another URL. It may be running, and nothing is written to it.",
+    ),
+    "restore": (
+        "limpet.cli.store:restore",
+        "Restore a backup as a fleet, in an empty place. It cannot be opened before the restore is complete.",
+    ),
+    "completion": (
+        "limpet.cli.completion:completion",
+        "Print a script that completes limpet's commands and options in your shell. Changes nothing.",
+    ),
+    "queue": (
+        "limpet.cli.queue:app",
+        "Push tasks, look at queues, retry what failed.",
+    ),
+    "index": (
+        "limpet.cli.index:app",
+        "Keep records by key: import, look up, query, compile, export.",
+    ),
+    "catalog": (
+        "limpet.cli.catalog:app",
+        "Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
+    ),
+    "tables": (
+        "limpet.cli.catalog:tables",
+        "Maintain tables without an engine: expire snapshots, compact small files, delete orphans.",
+    ),
+    "serve": (
+        "limpet.cli.serve:app",
+        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
+    ),
+    "lock": (
+        "limpet.cli.lock:app",
+        "Run a command under a lock, and look at locks.",
+    ),
+    "events": (
+        "limpet.cli.events:app",
+        "Look at what ran: the runs that workers record with --events.",
+    ),
 }
-"""Each command with its module and its name there: a function, or a group of commands."""
+"""Each command: its module and its name there, and its line in `limpet --help`, which loads none of them."""
 
 EXAMPLES = (
     "Example: see it work, on a temporary folder, in half a minute",
@@ -70,6 +143,7 @@ EXAMPLES = (
     "code on.",
 )
 
+PROFILE_HELP = "A profile of limpet.toml; before the command."
 TRACEBACK = "LIMPET_TRACEBACK"
 COMPLETE = "_LIMPET_COMPLETE"
 CONFIG = "limpet.toml"
@@ -125,31 +199,36 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (it stays open)
 
 
-def run(words: Sequence[str], defaults: Callable[[Any], dict[str, Any]] = lambda command: {}) -> None:
-    """Run a command line. `defaults`: those of the options of a command, by command and parameter."""
-    import typer
+def run(words: Sequence[str], defaults: Callable[[str, Any], dict[str, Any]] = lambda typed, parser: {}) -> None:
+    """Run a command line. `defaults`: those of the options of the typed command, by command and parameter."""
+    from limpet.cli.parse import Abort, Exit, UsageError
 
+    top = parser()
     typed = next((word for word in words if word != "--traceback"), "")
-    command = parser(typed if typed in COMMANDS else None)
-    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # Typer does not export it
     try:
-        code = command(args=[*words], prog_name="limpet", default_map=defaults(command), standalone_mode=False)
-    except usage_error as error:
+        with top.make_context("limpet", [*words], default_map=defaults(typed, top)) as context:
+            top.invoke(context)
+    except Exit as end:
+        sys.exit(end.exit_code)
+    except UsageError as error:
         _complain_of_usage(error)
         sys.exit(EXIT_USAGE)
-    except typer.Abort:
+    except Abort:
         say("limpet: interrupted at the question; nothing was changed", err=True)
         sys.exit(EXIT_FAILED)
-    if code:
-        sys.exit(code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it when it ends
+        sys.exit(EXIT_FAILED)
 
 
-def _complain_of_usage(error: Any) -> None:
-    """Print what is wrong with a command line, and how it is used. The help, for want of words, is printed already."""
-    if type(error).__name__ == "NoArgsIsHelpError":
+def _complain_of_usage(error: UsageError) -> None:
+    """Print what is wrong with a command line, and how it is used; for want of words, the help."""
+    from limpet.cli.parse import NoArgsIsHelpError, echo
+
+    if isinstance(error, NoArgsIsHelpError):
+        echo(error.format_message())
         return
     said = " ".join(error.format_message().split()).rstrip(".")
-    said = said.replace(": Value error, ", ": ").replace(": Input should be ", ": it must be ")
     usage = " ".join(error.ctx.get_usage().split()).removeprefix("Usage: ") if error.ctx else "limpet COMMAND ..."
     where = error.ctx.command_path if error.ctx else "limpet"
     complain(Invalid(f"{said[:1].lower()}{said[1:]}", hint=f"usage: {usage}; `{where} --help` says more"))
@@ -157,125 +236,54 @@ def _complain_of_usage(error: Any) -> None:
 
 def _complete() -> NoReturn:
     """Answer a shell's request for completions (`limpet completion`). Only the command that is typed is loaded."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]  # not exported
+    from limpet.cli.completion import answer_shell
+    from limpet.cli.parse import Exit
 
-    completion_init()
-    typed = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:2]
-    parser(typed[0] if typed and typed[0] in COMMANDS else None)(args=[], prog_name="limpet", complete_var=COMPLETE)
+    try:
+        answer_shell(parser())
+    except Exit as end:
+        sys.exit(end.exit_code)
     sys.exit(0)
 
 
-def parser(only: str | None = None) -> Any:
-    """The parser that runs a command line: for all commands, or for one of them."""
-    from typer.main import get_command
+def parser() -> Group:
+    """The parser of the whole command line. The modules of commands are imported when they are typed."""
+    from limpet.cli.parse import Context, Exit, Group, Option, colour, lines
 
-    command = get_command(build(only))
-    _shorten_help(command)
-    return command
-
-
-def build(only: str | None = None) -> typer.Typer:
-    """The command line as a Typer app: with all commands, or with one of them."""
-    import typer
-
-    def print_version(wanted: bool) -> None:
+    def print_version(context: Context, option: Any, wanted: bool) -> None:
         if wanted:
-            print(f"limpet {__version__}")
-            raise typer.Exit
+            say(f"limpet {__version__}")
+            raise Exit
 
-    version = typer.Option(
-        False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
-    )
-    traceback = typer.Option(
-        False, "--traceback", help=f"Show the traceback of a bug in limpet. {TRACEBACK}=1 does too."
-    )
-
-    profile = typer.Option(
-        None, "--profile", metavar="NAME", envvar=PROFILE_VARIABLE, help="A profile of limpet.toml; before the command."
-    )
-
-    def options(version: bool = version, show_traceback: bool = traceback, profile: str | None = profile) -> None:
-        if show_traceback:
+    def show_traceback(context: Context, option: Any, wanted: bool) -> None:
+        if wanted:
             os.environ[TRACEBACK] = "1"
 
-    app = typer.Typer(
-        name="limpet",
+    version = Option("--version", help="Print the version and exit.").parameter("version", bool, False)
+    version.callback, version.is_eager = print_version, True
+    traceback = Option("--traceback", help=f"Show the traceback of a bug in limpet. {TRACEBACK}=1 does too.")
+    shown = traceback.parameter("traceback", bool, False)
+    shown.callback = show_traceback
+    profile = Option("--profile", metavar="NAME", envvar=PROFILE_VARIABLE, help=PROFILE_HELP)
+    return Group(
+        "limpet",
+        COMMANDS,
+        params=[version, shown, profile.parameter("profile", str | None, None)],
         no_args_is_help=True,
-        rich_markup_mode="markdown",
-        pretty_exceptions_enable=False,
-        add_completion=False,
-        context_settings={"help_option_names": ["--help", "-h"]},
+        context_settings={"help_option_names": ["--help", "-h"], "color": colour()},
         help="Run a whole fleet from one bucket: tasks, workers and locks in an object store or a plain directory.",
         epilog=lines(*EXAMPLES),
     )
-    app.callback()(options)
-    for name, place in COMMANDS.items():
-        if only in (None, name):
-            module, _, attribute = place.partition(":")
-            _add(app, getattr(import_module(module), attribute))
-    return app
-
-
-def _add(app: typer.Typer, found: Any) -> None:
-    """Add a group, or a function: it has the command's name, with a `_` behind a keyword of Python.
-
-    Its docstring is the help; from the first `Example` on, it is the epilog: an indented line continues the one above.
-    """
-    from inspect import cleandoc
-
-    import typer
-
-    if isinstance(found, typer.Typer):
-        app.add_typer(found)
-        return
-    said, _, more = cleandoc(found.__doc__).partition("\n\nExample")
-    examples = lines(*f"Example{more}".replace("\n  ", " ").split("\n"))
-    app.command(found.__name__.rstrip("_"), help=said, epilog=examples)(found)
-
-
-def _shorten_help(command: Any, parent: typer.Context | None = None) -> None:
-    """Have the help of all commands show flags without a type, and defaults beside the text instead of below it."""
-    import typer
-
-    context = typer.Context(command, info_name=command.name, parent=parent, **command.context_settings)
-    for each in command.get_params(context):
-        is_flag = getattr(each, "is_flag", False)
-        if is_flag:
-            each.metavar = ""
-        if each.param_type_name == "option":
-            default = each.show_default if isinstance(each.show_default, str) else each.default
-            notes = [f"default: {default}"] if each.show_default and default is not None and not is_flag else []
-            variables = [each.envvar] if isinstance(each.envvar, str) else [*(each.envvar or ())]
-            notes += [f"env: {' or '.join(variables)}"] if variables and each.show_envvar else []
-            each.help = " ".join([each.help or "", *(f"[{note}]" for note in notes)])
-            each.show_default = each.show_envvar = False
-    for inner in getattr(command, "commands", {}).values():
-        _shorten_help(inner, context)
 
 
 # ---- what commands share ----
-
-
-def group(name: str, *commands: Any, help: str, epilog: str) -> typer.Typer:
-    """A group of commands, in that order: functions, and groups."""
-    import typer
-
-    app = typer.Typer(name=name, no_args_is_help=True, rich_markup_mode="markdown", help=help, epilog=epilog)
-    for command in commands:
-        _add(app, command)
-    return app
-
-
-def lines(*each: str) -> str:
-    """Paragraphs of help, in Markdown. What begins with `$` is a command to type, on the next line of its paragraph."""
-    return "".join(f"\\\n`{line}`" if line.startswith("$") else f"\n\n{line}" for line in each).strip()
 
 
 def clean(text: str) -> str:
     """`printable` text for a `console`: what looks like Rich's markup is not."""
     from rich.markup import escape
 
-    from limpet.records import printable
+    from limpet.kernel.records import printable
 
     return escape(printable(text))
 
@@ -287,11 +295,9 @@ def clean_lines(text: str) -> str:
 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line."""
-    import typer
+    from limpet.kernel.records import printable
 
-    from limpet.records import printable
-
-    typer.echo(printable(text), err=err)
+    print(printable(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def show(*parts: str | Table, err: bool = False) -> None:
@@ -326,14 +332,15 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
 
 def confirm(what: str, question: str) -> None:
     """Return if the user says yes.   Raises: Invalid without a terminal to ask on; Exit with code 1 for a no."""
-    import typer
+    from limpet.cli.parse import Exit
+    from limpet.cli.parse import confirm as ask
 
     if not sys.stdin.isatty():
         raise Invalid(f"{what}, and there is no terminal to ask", hint="add --yes")
     say(f"{what}.", err=True)
-    if not typer.confirm(question, err=True):
+    if not ask(question, err=True):
         say("nothing was changed", err=True)
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def complain(error: LimpetError) -> int:
@@ -368,11 +375,10 @@ def complain_of_mistake(error: Exception) -> int:
 def print_json(value: Any) -> None:
     """`value`, of plain types or structs, as indented JSON on stdout. What does not print is written as \\uXXXX."""
     import msgspec
-    import typer
 
-    from limpet.records import encode
+    from limpet.kernel.records import encode
 
-    typer.echo(printable_json(msgspec.json.format(encode(value), indent=2).decode()))
+    print(printable_json(msgspec.json.format(encode(value), indent=2).decode()), flush=True)
 
 
 def answer(facts: Any, text: str, *, json: bool) -> None:
@@ -385,8 +391,8 @@ def answer(facts: Any, text: str, *, json: bool) -> None:
 
 def print_dated(facts: dict[str, Any], said: Iterable[str], *, json: bool) -> None:
     """Print at once what has just happened, with the time: facts as a line of JSON on stdout, or lines on stderr."""
-    from limpet.records import encode
-    from limpet.runtime import system
+    from limpet.kernel.records import encode
+    from limpet.kernel.runtime import system
 
     at = system().wall()
     if json:
@@ -425,7 +431,7 @@ def _safe_hook(*, plain: bool) -> RenderHook:
     from rich.segment import Segment
     from rich.table import Table
 
-    from limpet.records import printable
+    from limpet.kernel.records import printable
 
     class SafeOutput:
         """Something to print, without control characters in it."""
@@ -507,7 +513,7 @@ def ago(seconds: float) -> str:
 
 def now_of(*stamps: datetime | None) -> datetime:
     """The store's time, as near as one gets without writing: this machine's, but not before what the store stamped."""
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     return max([system().wall(), *(stamp for stamp in stamps if stamp is not None)])
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
 from limpet import cli
-from limpet.cli import EXIT_FAILED, answer, clean, console, group, lines, many, print_json, say, size_text, table
+from limpet.cli import EXIT_FAILED, answer, clean, console, many, print_json, say, size_text, table
 from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
-from limpet.errors import Invalid, Unsupported
+from limpet.cli.parse import Argument, Exit, Option, group, lines
+from limpet.kernel.errors import Invalid, Unsupported
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -28,7 +27,7 @@ KINDS = {"n": "namespace", "t": "table", "v": "view"}
 
 CatalogUrlOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--url",
         "-u",
         envvar=URL_VARIABLES,
@@ -40,12 +39,12 @@ CatalogUrlOption = Annotated[
 
 
 TableArgument = Annotated[
-    str, typer.Argument(metavar="NAMESPACE.TABLE", show_default=False, help="The table, or level.level.name.")
+    str, Argument(metavar="NAMESPACE.TABLE", show_default=False, help="The table, or level.level.name.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 ServiceOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--service",
         metavar="URL",
         show_default=False,
@@ -53,10 +52,10 @@ ServiceOption = Annotated[
     ),
 ]
 WaitOption = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service.")
+    float, Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --service.")
 ]
 SeparatorOption = Annotated[
-    str, typer.Option("--separator", metavar="TEXT", help="What joins the parts of TABLE, for names with dots in them.")
+    str, Option("--separator", metavar="TEXT", help="What joins the parts of TABLE, for names with dots in them.")
 ]
 
 
@@ -75,7 +74,7 @@ def fleet_of(url: str | None, *, read_only: bool = False) -> Fleet:
     """The workspace's fleet. One that is not there is `Missing`, so that a typo creates nothing."""
     demand_extra()
     from limpet.app.catalogs import workspace_url
-    from limpet.app.fleet import url_or_default
+    from limpet.app.place import url_or_default
 
     return limpet.open(workspace_url(url_or_default(url)), read_only=read_only, create=False).check()
 
@@ -99,7 +98,7 @@ def writer_of(service: str | None) -> ServiceWriter | None:
 
 
 def log(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many commits to show.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="How many commits to show.")] = 20,
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -141,12 +140,11 @@ def _tell_damage(faults: Iterable[str], *, err: bool = False) -> None:
     for fault in faults:
         cli.show(f"[red]damaged[/red]: {clean(fault)}", err=err)
     if faults:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _names(row: Row) -> list[tuple[str, str]]:
-    """Kinds and dotted names of what a row changed."""
-    from limpet.catalog.state import parsed, shown
+    from limpet.catalog.names import parsed, shown
 
     found = [(change.key[:1], parsed(change.key)) for change in row.changes if change.key[:2] in ("n/", "t/", "v/")]
     return [(KINDS[kind], shown(*where)) for kind, where in found]
@@ -173,7 +171,7 @@ def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
 def show(
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="VERSION|TIME", show_default="now", help="A version, or a time with its zone."),
+        Option("--at", metavar="VERSION|TIME", show_default="now", help="A version, or a time with its zone."),
     ] = None,
     url: CatalogUrlOption = None,
     json: JsonOption = False,
@@ -264,7 +262,7 @@ def verify(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
             cli.show(f"[red]the chain is broken[/red]: {clean(fault)}")
         _tell_damage(found.damaged)
     if found.broken is not None:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def undrop(
@@ -317,16 +315,16 @@ def _ask(service: str, namespace: list[str], name: str) -> str:
 def import_(
     source: Annotated[
         str,
-        typer.Option(
+        Option(
             "--from", metavar="URI", show_default=False, help="http(s)://, sqlite:///, postgresql://, glue://REGION."
         ),
     ],
     name: Annotated[
-        str, typer.Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
+        str, Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
     ] = "default",
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it."),
+        Option("--option", metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it."),
     ] = None,
     dry_run: DryRunOption = False,
     service: ServiceOption = None,
@@ -367,18 +365,16 @@ def import_(
         say(f"{counts['imported']} {would}, {counts['present']} were here, "
             f"{counts['differs']} differ, {counts['failed']} failed")  # fmt: skip
     if counts["differs"] or counts["failed"]:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def gc(
-    keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")
-    ] = "30d",
+    keep: Annotated[str, Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")] = "30d",
     keep_versions: Annotated[
-        int, typer.Option("--keep-versions", min=1, help="How many of the newest versions to keep, however old.")
+        int, Option("--keep-versions", min=1, help="How many of the newest versions to keep, however old.")
     ] = 100,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="Keep every object that is younger than this.")
+        str, Option("--grace", metavar="TIME", help="Keep every object that is younger than this.")
     ] = "1h",
     url: CatalogUrlOption = None,
     json: JsonOption = False,
@@ -412,7 +408,7 @@ def gc(
         )
         _tell_damage(done.faults)
     if done.faults:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
@@ -422,7 +418,7 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
     $ limpet catalog quarantine ls -u s3://acme/prod
     Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
-    from limpet.events.fold import quarantined
+    from limpet.events.quarantine import quarantined
 
     fleet = fleet_of(url, read_only=True)
     executions = _executions(fleet)
@@ -441,9 +437,9 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
 
 def retry(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", show_default=False, help="Ids, as `quarantine ls` shows them.")
+        list[str] | None, Argument(metavar="ID", show_default=False, help="Ids, as `quarantine ls` shows them.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All batches in quarantine.")] = False,
+    every: Annotated[bool, Option("--all", help="All batches in quarantine.")] = False,
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -454,8 +450,8 @@ def retry(
     $ limpet catalog quarantine retry --all -u s3://acme/prod
     Exit codes: 0 all were read; 1 some still cannot be, and stay, or there is no such batch; 2 wrong usage.
     """
-    from limpet.events.fold import quarantined
-    from limpet.events.fold import retry as retry_one
+    from limpet.events.quarantine import quarantined
+    from limpet.events.quarantine import retry as retry_one
 
     if bool(ids) is every:
         raise Invalid("name the ids, or say --all", hint="`limpet catalog quarantine ls` shows them")
@@ -476,7 +472,7 @@ def retry(
             said = result["error"] or f"read: {many(result['events'], 'new event')}"
             say(f"{result['id']}  {said}")
     if any(result["error"] for result in results):
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _executions(fleet: Fleet) -> Executions:
@@ -499,7 +495,7 @@ def expire(
     table: TableArgument,
     max_age: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--max-age",
             metavar="AGE",
             show_default="the table's history.expire.max-snapshot-age-ms, or 5d",
@@ -508,7 +504,7 @@ def expire(
     ] = None,
     min_snapshots: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--min-snapshots",
             min=1,
             show_default="the table's history.expire.min-snapshots-to-keep, or 1",
@@ -541,9 +537,9 @@ def expire(
 
 def compact(
     table: TableArgument,
-    target_mib: Annotated[int, typer.Option("--target-mib", min=1, max=1024, help="Size of the new files.")] = 64,
+    target_mib: Annotated[int, Option("--target-mib", min=1, max=1024, help="Size of the new files.")] = 64,
     min_files: Annotated[
-        int, typer.Option("--min-files", min=2, help="Rewrite small files only where there are so many.")
+        int, Option("--min-files", min=2, help="Rewrite small files only where there are so many.")
     ] = 5,
     dry_run: DryRunOption = False,
     service: ServiceOption = None,
@@ -572,10 +568,10 @@ def compact(
 def orphans(
     table: TableArgument,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="Keep every file that is younger, and what was needed then.")
+        str, Option("--grace", metavar="TIME", help="Keep every file that is younger, and what was needed then.")
     ] = "3d",
     quiesced: Annotated[
-        bool, typer.Option("--quiesced", help="No other process uses the table: allow a grace time under an hour.")
+        bool, Option("--quiesced", help="No other process uses the table: allow a grace time under an hour.")
     ] = False,
     dry_run: DryRunOption = False,
     separator: SeparatorOption = ".",

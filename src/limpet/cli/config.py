@@ -27,7 +27,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from limpet.cli import COMMANDS, CONFIG, CONFIG_VARIABLE, PROFILE_VARIABLE, run
-from limpet.errors import Invalid
+from limpet.kernel.errors import Invalid
 
 URL_VARIABLE = "LIMPET_URL"
 BYTES_MAX = 1 << 20
@@ -46,7 +46,7 @@ def run_configured(words: Sequence[str]) -> None:
     """Run a command line as limpet.toml says.   Raises: Invalid, as `configured`."""
     found = configured(words)
     _demand_known(found.path, "defaults", found.defaults, COMMANDS)
-    run(found.words, lambda command: default_map(command, found))
+    run(found.words, lambda typed, parser: default_map(typed, parser, found))
 
 
 def configured(words: Sequence[str]) -> ConfiguredCommand:
@@ -61,7 +61,7 @@ def configured(words: Sequence[str]) -> ConfiguredCommand:
             raise Invalid(f"there is no file {path}", hint=f"{CONFIG_VARIABLE} names it")
         if profile:
             raise Invalid(
-                f"there is no profile {profile!r}, for there is no {CONFIG} here", hint="see docs/how-to/cli.md"
+                f"there is no profile {profile!r}, for there is no {CONFIG} here", hint="see docs/run/look.md"
             )
         return ConfiguredCommand(words)
     file = _read(path)
@@ -83,28 +83,28 @@ def configured(words: Sequence[str]) -> ConfiguredCommand:
     return ConfiguredCommand(words, defaults, path)
 
 
-def default_map(command: Any, config: ConfiguredCommand) -> dict[str, Any]:
-    """The defaults for the commands that are loaded, by the names of their parameters; for `Context.default_map`.
+def default_map(typed: str, parser: Any, config: ConfiguredCommand) -> dict[str, Any]:
+    """The defaults for the command that is typed, by the names of its parameters; for `Context.default_map`.
 
     Raises: Invalid for a command or an option that there is not.
     """
-    found: dict[str, Any] = {}
-    for name, given in config.defaults.items():
-        inner = getattr(command, "commands", {}).get(name)
-        if inner is not None:
-            found[name] = _of_command(inner, given, f"defaults.{name}", config.path)
-    return found
+    command = parser.get_command(None, typed) if typed in config.defaults else None
+    if command is None:
+        return {}
+    return {typed: _of_command(command, config.defaults[typed], f"defaults.{typed}", config.path)}
 
 
 def _of_command(command: Any, given: Any, where: str, path: str) -> dict[str, Any]:
     options = {
         text.lstrip("-"): each.name for each in command.params for text in each.opts if each.param_type_name == "option"
     }
-    inside = getattr(command, "commands", {})
+    inside = command.list_commands(None) if hasattr(command, "list_commands") else ()
     table = _table(path, where, given)
     _demand_known(path, where, table, {*options, *inside} - {"help"})
     return {
-        options.get(name, name): _of_command(inside[name], value, f"{where}.{name}", path) if name in inside else value
+        options.get(name, name): _of_command(command.get_command(None, name), value, f"{where}.{name}", path)
+        if name in inside
+        else value
         for name, value in table.items()
     }
 

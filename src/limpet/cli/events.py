@@ -5,18 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
-from limpet import records
-from limpet.cli import clean, group, lines, many, print_json, printable_json, say, show, table
+from limpet.cli import clean, many, print_json, printable_json, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
-from limpet.errors import Unavailable
+from limpet.cli.parse import Option, group, lines
 from limpet.events import OUTCOMES
+from limpet.kernel import records
+from limpet.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
     from limpet.events import Event
-    from limpet.events.fold import EventFilter
+    from limpet.events.tail import EventFilter
 
 
 EVERY_S = 5.0
@@ -24,11 +23,9 @@ TASK_RUN = "task run"
 
 OutcomeFilter = Annotated[
     list[str] | None,
-    typer.Option(
-        "--outcome", metavar="OUTCOME", help=f"{', '.join(OUTCOMES)} (handed back, or suspended); may be repeated."
-    ),
+    Option("--outcome", metavar="OUTCOME", help=f"{', '.join(OUTCOMES)} (handed back, or suspended); may be repeated."),
 ]
-TaskFilter = Annotated[str | None, typer.Option("--task", metavar="ID", help="Runs of this task.")]
+TaskFilter = Annotated[str | None, Option("--task", metavar="ID", help="Runs of this task.")]
 
 
 def ls(
@@ -37,9 +34,9 @@ def ls(
     task: TaskFilter = None,
     since: Annotated[
         float | None,
-        typer.Option("--since", metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}."),
+        Option("--since", metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}."),
     ] = None,
-    n: Annotated[int, typer.Option("-n", min=1, max=1_000_000, metavar="N", help="Show at most N events.")] = 20,
+    n: Annotated[int, Option("-n", min=1, max=1_000_000, metavar="N", help="Show at most N events.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -53,7 +50,7 @@ def ls(
     $ limpet events ls --since 1h -n 100000 --json -u s3://acme/prod
     Exit codes: 0 listed; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
-    from limpet.events.fold import recent
+    from limpet.events.tail import recent
 
     wanted = _filter(queue, outcome, task, since)
     fleet = limpet.open(url, read_only=True).check()
@@ -84,7 +81,7 @@ def tail(
     $ limpet events tail --outcome failed -u s3://acme/prod
     Exit codes: 130 stopped by Ctrl-C; 1 no fleet there, or it cannot be read; 2 wrong usage.
     """
-    from limpet.events.fold import EventTail
+    from limpet.events.tail import EventTail
 
     wanted = _filter(queue, outcome, task)
     fleet = limpet.open(url, read_only=True).check()
@@ -108,8 +105,8 @@ def tail(
 def _filter(
     queues: list[str] | None, outcomes: list[str] | None, task: str | None, since_s: float | None = None
 ) -> EventFilter:
-    from limpet.events.fold import EventFilter
-    from limpet.runtime import system
+    from limpet.events.tail import EventFilter
+    from limpet.kernel.runtime import system
 
     since = None if since_s is None else system().wall() - timedelta(seconds=since_s)
     return EventFilter(queues or (), outcomes or (), task, since)

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
 from limpet.cli.options import (
@@ -24,22 +22,23 @@ from limpet.cli.options import (
     duration_s,
     one_url,
 )
-from limpet.errors import Invalid
+from limpet.cli.parse import Argument, Context, Exit, Option
+from limpet.kernel.errors import Invalid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from limpet.app.health import BrokenLimit
     from limpet.app.overview import FleetOverview
-    from limpet.lease import LockState
-    from limpet.queue.inspect import QueueSummary
+    from limpet.kernel.lease import LockState
+    from limpet.queue.summary import QueueSummary
 
 
 LOCKS_MAX = 1000
-COUNTS = ("pending", "in_flight", "resting", "scheduled", "completed", "failed")
+COUNTS = ("pending", "running", "resting", "scheduled", "completed", "failed")
 STATE_COLOURS = {"paused": "yellow", "no worker": "red"}
 APPROXIMATE = (
-    "Numbers of SQS: approximate, and late by up to a minute. In flight counts what rests before its next attempt too; "
+    "Numbers of SQS: approximate, and late by up to a minute. Running counts what rests before its next attempt too; "
     "SQS reports neither ages nor what was completed."
 )
 AT_LEAST = (
@@ -51,13 +50,13 @@ AT_LEAST = (
 def status(
     url: UrlOption = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
+        bool, Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the queues of a fleet and the locks that are held. Changes nothing.
 
-    in flight: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt, or that are
+    running: tasks that a live worker holds. resting: tasks that failed and wait for their next attempt, or that are
     suspended. Both are part of pending. oldest: the time since the push of the oldest task that has not ended. failed:
     tasks that failed and were not retried; cancelled ones are counted by themselves. no worker: a task is due, and no
     worker process that is alive (`limpet workers`) names the queue.
@@ -66,9 +65,9 @@ def status(
     $ limpet status -u s3://acme/prod
     Exit codes: 0 shown; 1 no fleet there, or it cannot be read; 2 wrong usage. For alerts use `limpet check`.
     """
-    from limpet.app.fleet import has_store
     from limpet.app.health import FleetLocks, lock_states, summaries
-    from limpet.queue.inspect import ALL, SOME
+    from limpet.app.place import has_store
+    from limpet.queue.count import ALL, SOME
 
     fleet = limpet.open(url, read_only=True).check()
     queues = summaries(fleet, limits=ALL if full else SOME)
@@ -143,7 +142,7 @@ def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
 def check(
     max_age: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--max-age",
             metavar="TIME",
             parser=duration_s,
@@ -151,10 +150,10 @@ def check(
         ),
     ] = None,
     max_failed: Annotated[
-        int | None, typer.Option("--max-failed", metavar="N", min=0, help="How many tasks may have failed.")
+        int | None, Option("--max-failed", metavar="N", min=0, help="How many tasks may have failed.")
     ] = None,
     max_pending: Annotated[
-        int | None, typer.Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
+        int | None, Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
     ] = None,
     no_worker: NoWorkerOption = None,
     queue: QueuesOption = None,
@@ -196,7 +195,7 @@ def check(
     else:
         say(f"ok: {many(len(found), 'queue')} within limits")
     if broken:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def limit_message(broken: BrokenLimit) -> str:
@@ -255,8 +254,8 @@ def workers(url: UrlOption = None, json: JsonOption = False) -> None:
 
 
 def upgrade(
-    context: typer.Context,
-    where: Annotated[str | None, typer.Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
+    context: Context,
+    where: Annotated[str | None, Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -291,20 +290,20 @@ DAY_S = 86400.0
 def metrics(
     serve: Annotated[
         str | None,
-        typer.Option("--serve", metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one."),
+        Option("--serve", metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one."),
     ] = None,
     textfile: Annotated[
-        str | None, typer.Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
+        str | None, Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
     ] = None,
     count: Annotated[
         int,
-        typer.Option(
+        Option(
             "--count", metavar="N", min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000."
         ),
     ] = 10_000,
     idle_requests: Annotated[
         int,
-        typer.Option(
+        Option(
             "--idle-requests",
             metavar="N",
             min=60,
@@ -326,7 +325,7 @@ def metrics(
     Exit codes: 0 written; 130 stopped by Ctrl-C; 1 no fleet there, or no such port or file; 2 wrong usage.
     """
     from limpet.app.metrics import FleetMetrics, ScrapePlace, serving, write_textfile
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     if (serve is None) is (textfile is None):
         raise Invalid("say --serve PORT or --textfile FILE", hint="one of the two")
@@ -360,7 +359,7 @@ OTHER_LINES = 16
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one reading, and exit.")] = False,
+    once: Annotated[bool, Option("--once", help="Print one reading, and exit.")] = False,
     url: UrlOption = None,
 ) -> None:
     """Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. Changes nothing.
@@ -454,9 +453,9 @@ def _heading(overview: FleetOverview) -> str:
 
 
 def _queues(queues: Sequence[QueueSummary], overview: FleetOverview, width: int) -> RenderableType:
-    figures = ["pending", "in flight", "resting", "scheduled", "failed", "oldest", "per min"]
+    figures = ["pending", "running", "resting", "scheduled", "failed", "oldest", "per min"]
     width -= max([len("paused"), *(len(each.state) for each in queues)])
-    for least in ("scheduled", "resting", "per min", "oldest", "in flight"):
+    for least in ("scheduled", "resting", "per min", "oldest", "running"):
         if _left(width, figures) < 0:
             figures.remove(least)
     minutes = min(MINUTES_MAX, _left(width, figures))

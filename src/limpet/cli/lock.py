@@ -7,13 +7,12 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import limpet
 from limpet import cli
-from limpet.cli import ago, answer, clean, complain, confirm, group, lines, pairs, print_json, say, table, when
+from limpet.cli import ago, answer, clean, complain, confirm, pairs, print_json, say, table, when
 from limpet.cli.options import JsonOption, UrlOption, YesOption
-from limpet.errors import Missing
+from limpet.cli.parse import Argument, BadParameter, Exit, Option, group, lines
+from limpet.kernel.errors import Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 EXIT_NOT_FOUND = 127
 
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
+NameArgument = Annotated[str, Argument(metavar="NAME", help="The lock's name.")]
 
 
 def _seconds(text: str) -> float:
@@ -30,7 +29,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise typer.BadParameter(f"{text!r} is not a number of seconds")
+        raise BadParameter(f"{text!r} is not a number of seconds")
     return value
 
 
@@ -40,25 +39,21 @@ def _seconds_or_none(text: str) -> float:
 
 def run(
     name: NameArgument,
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.")
-    ],
+    command: Annotated[list[str], Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.")],
     url: UrlOption = None,
     ttl: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="SECONDS", help="How long the lock stays held if limpet dies. It is renewed every third of that."
         ),
     ] = 60.0,
     wait: Annotated[
         float,
-        typer.Option(
-            metavar="SECONDS", parser=_seconds, help="How long to wait while it is held; inf: without a limit."
-        ),
+        Option(metavar="SECONDS", parser=_seconds, help="How long to wait while it is held; inf: without a limit."),
     ] = 0.0,
     stall: Annotated[
         float,
-        typer.Option(
+        Option(
             metavar="SECONDS|none",
             parser=_seconds_or_none,
             show_default="none",
@@ -89,9 +84,9 @@ def run(
 
     if shutil.which(command[0]) is None:
         complain(Missing(f"there is no command {command[0]!r}", hint="check its spelling and PATH; nothing was locked"))
-        raise typer.Exit(EXIT_NOT_FOUND)
+        raise Exit(EXIT_NOT_FOUND)
     stall_s = None if stall == math.inf else stall
-    raise typer.Exit(run_locked(limpet.open(url).check(), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
+    raise Exit(run_locked(limpet.open(url).check(), name, command, ttl_s=ttl, wait_s=wait, stall_s=stall_s))
 
 
 def ls(url: UrlOption = None, json: JsonOption = False) -> None:
@@ -134,7 +129,7 @@ def show(name: NameArgument, url: UrlOption = None, json: JsonOption = False) ->
     Exit codes: 0 shown; 1 there is no such lock or fleet; 2 wrong usage.
     """
     from limpet.app.health import lock_state_of
-    from limpet.keys import lock_key
+    from limpet.kernel.keys import lock_key
 
     lock = replace(lock_state_of(limpet.open(url, read_only=True).check(), name), key=lock_key(name))
     if json:
@@ -160,7 +155,7 @@ def break_(
     url: UrlOption = None,
     yes: YesOption = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
+        bool, Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -206,7 +201,7 @@ def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
     token = fleet.lock(name).break_(force=True).token
     text = f"{name!r} was damaged ({why}) and is free now. The next holder gets token {token + 1}."
     answer({"name": name, "replaced": why, "token": token}, text, json=json)
-    raise typer.Exit
+    raise Exit
 
 
 def _state(state: str) -> str:

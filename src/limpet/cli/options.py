@@ -1,4 +1,4 @@
-"""Options and arguments that commands share, and `limpet completion`, which completes them in a shell."""
+"""Options and arguments that commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Annotated
 
-import typer
-
-from limpet.cli import COMPLETE, EXIT_FAILED
-from limpet.errors import Invalid, Missing
+from limpet.cli import EXIT_FAILED
+from limpet.cli.parse import Argument, BadParameter, Context, Exit, Option
+from limpet.kernel.errors import Invalid, Missing
 
 if TYPE_CHECKING:
     from limpet.worker.protocol import SignalPipe
@@ -23,17 +21,17 @@ if TYPE_CHECKING:
 STDIN = "-"
 ENV_URL = "LIMPET_URL"
 UrlOption = Annotated[
-    str | None, typer.Option("--url", "-u", envvar=ENV_URL, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://.")
+    str | None, Option("--url", "-u", envvar=ENV_URL, help="The fleet: ./dir, s3://bucket/prefix, gs://, az://.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+QueueArgument = Annotated[str, Argument(metavar="QUEUE", help="The queue's name.")]
 QueuesOption = Annotated[
-    list[str] | None, typer.Option("--queue", "-q", metavar="QUEUE", help="Only this queue; may be repeated.")
+    list[str] | None, Option("--queue", "-q", metavar="QUEUE", help="Only this queue; may be repeated.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+IdArgument = Annotated[str, Argument(metavar="ID", help="The task's id.")]
 DELAY_HELP = "such as 90s, 15m, 1h or 2d"
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,7 +41,7 @@ def duration_s(text: str) -> float:
     """`90s`, `15m`, `1h` or `2d` in seconds. Nothing else is a duration: a bare number could be anything."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is not a duration; write a whole number and a unit, {DELAY_HELP}")
+        raise BadParameter(f"{text!r} is not a duration; write a whole number and a unit, {DELAY_HELP}")
     return int(found[1]) * _SECONDS[found[2]]
 
 
@@ -54,7 +52,7 @@ def duration_or_off_s(text: str) -> float:
 
 NoWorkerOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--no-worker",
         metavar="TIME",
         parser=duration_or_off_s,
@@ -71,11 +69,11 @@ def kept_s(text: str) -> float:
 
 SinceOption = Annotated[
     float | None,
-    typer.Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),
+    Option("--since", metavar="AGE", parser=duration_s, help=f"Only what failed in that time, {DELAY_HELP}."),
 ]
 WhereOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--where",
         metavar="TEXT",
         help="Only tasks whose error contains the text; 'error ~ 4[0-9]{2}' is a regular expression. Any case.",
@@ -98,13 +96,13 @@ def open_input(file: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def is_typed(context: typer.Context, name: str) -> bool:
+def is_typed(context: Context, name: str) -> bool:
     """Whether an option was typed, and is not from the environment or limpet.toml."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def one_url(context: typer.Context, where: str | None, url: str | None) -> str | None:
+def one_url(context: Context, where: str | None, url: str | None) -> str | None:
     """The URL that is typed as an argument or by --url; else --url's, from elsewhere.   Raises: Invalid for two."""
     if where is not None and is_typed(context, "url") and where != url:
         raise Invalid(f"two URLs: {where}, and --url {url}", hint="leave one of them out")
@@ -163,38 +161,4 @@ def until_reader_leaves() -> Iterator[None]:
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_FAILED) from None
-
-
-ZSH_REGISTERS = "compdef _limpet_completion limpet"
-ZSH_COMPLETES = f"""\
-if [[ $funcstack[1] == _limpet ]]; then
-  _limpet_completion "$@"
-else
-  {ZSH_REGISTERS}
-fi"""
-"""zsh runs a file of fpath for the first completion: it must complete, and not only say how."""
-
-
-class Shell(StrEnum):
-    """A shell with completion."""
-
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
-
-
-def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")]) -> None:
-    """Print a script that completes limpet's commands and options in your shell. Changes nothing.
-
-    Example: for this session, and for every one
-    $ eval "$(limpet completion bash)"
-    $ limpet completion bash >> ~/.bashrc
-    $ limpet completion zsh > ~/.zfunc/_limpet
-    $ limpet completion fish > ~/.config/fish/completions/limpet.fish
-    Exit codes: 0 printed; 2 wrong usage.
-    """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not exported
-
-    script = get_completion_script(prog_name="limpet", complete_var=COMPLETE, shell=shell.value)
-    typer.echo(script.replace(ZSH_REGISTERS, ZSH_COMPLETES) if shell is Shell.zsh else script)
+        raise Exit(EXIT_FAILED) from None

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
 import limpet
 from limpet import cli
@@ -21,8 +20,6 @@ from limpet.cli import (
     clean_lines,
     confirm,
     console,
-    group,
-    lines,
     many,
     now_of,
     pairs,
@@ -46,12 +43,13 @@ from limpet.cli.options import (
     open_input,
     refuse_path,
 )
-from limpet.errors import Invalid, LimpetError, Missing
+from limpet.cli.parse import Argument, Exit, Option, group, lines
+from limpet.kernel.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.app.push_file import FilePush
     from limpet.queue import Queue, QueueAdoptReport
-    from limpet.queue.inspect import Folder
+    from limpet.queue.count import Folder
 
 
 FAILED_SHOWN = 20
@@ -70,18 +68,16 @@ NOTHING: dict[Folder, str] = {
     "completed": "nothing is completed in",
     "scheduled": "nothing is scheduled in",
 }
-COLOURS = {"completed": "green", "held": "green", "failed": "red", "cancelled": "red", "overdue": "red"}
+COLOURS = {"completed": "green", "running": "green", "failed": "red", "cancelled": "red"}
 
 
 def ls(
-    queue: Annotated[str | None, typer.Argument(metavar="QUEUE", help="The queue; without it, all queues.")] = None,
-    pending: Annotated[bool, typer.Option("--pending", help="What waits or is worked on (the default).")] = False,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="What failed or was cancelled, and was not retried.")
-    ] = False,
-    completed: Annotated[bool, typer.Option("--completed", help="What succeeded.")] = False,
-    scheduled: Annotated[bool, typer.Option("--scheduled", help="What was pushed with a delay.")] = False,
-    n: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Show at most N entries.")] = 20,
+    queue: Annotated[str | None, Argument(metavar="QUEUE", help="The queue; without it, all queues.")] = None,
+    pending: Annotated[bool, Option("--pending", help="What waits or is worked on (the default).")] = False,
+    failed: Annotated[bool, Option("--failed", help="What failed or was cancelled, and was not retried.")] = False,
+    completed: Annotated[bool, Option("--completed", help="What succeeded.")] = False,
+    scheduled: Annotated[bool, Option("--scheduled", help="What was pushed with a delay.")] = False,
+    n: Annotated[int, Option("-n", metavar="N", min=1, help="Show at most N entries.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -142,7 +138,7 @@ def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
         case "pending":
             pushed = f"{ago(row['age_s'])} ago"
             attempt = str(row["attempt"]) if row["attempt"] else "-"
-            said = f"rests {ago(row['rests_s'])}" if row["state"] == "rests" else _coloured(row["state"])
+            said = f"resting {ago(row['rests_s'])}" if row["state"] == "resting" else _state(row)
             said += f": {clean(row['reason'])}" if "reason" in row else ""
             tasks = f"{row['done']:,} of {row['tasks']:,}" if row["done"] else f"{row['tasks']:,}"
             return [id_, tasks, pushed, said, attempt, clean(row["worker"] or "-")]
@@ -155,16 +151,20 @@ def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
             return [id_, ago(row["due_in_s"]) if row["due_in_s"] > 0 else "now"]
 
 
-def _coloured(state: str) -> str:
+def _state(facts: dict[str, Any]) -> str:
+    state = facts["state"]
     colour = COLOURS.get(state, "default")
-    return f"[{colour}]{state}[/{colour}]"
+    said = f"[{colour}]{state}[/{colour}]"
+    if facts.get("overdue"):
+        return f"{said} [red](its worker is overdue)[/red]"
+    return f"{said}, and its batch goes on" if "batch" in facts and state in ("completed", "failed") else said
 
 
 def failed(
     queue: QueueArgument,
     where: WhereOption = None,
     since: SinceOption = None,
-    n: Annotated[int, typer.Option("-n", metavar="N", min=1, help="Read at most N failed tasks.")] = 1000,
+    n: Annotated[int, Option("-n", metavar="N", min=1, help="Read at most N failed tasks.")] = 1000,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -206,7 +206,7 @@ def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
 
 def peek(
     queue: QueueArgument,
-    n: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most N tasks.")] = 5,
+    n: Annotated[int, Option("-n", metavar="N", min=1, max=1000, help="Show at most N tasks.")] = 5,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -244,7 +244,7 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
     from limpet.app.fleet import in_store
 
     fleet = limpet.open(url, read_only=True).check()
-    found = in_store(fleet.queue(queue), "show a task's lease").inspect.describe(id)
+    found = in_store(fleet.queue(queue), "show a task's lease").describe(id)
     if found is None:
         fleet.queue(queue, create=False)
         raise Missing(
@@ -272,7 +272,7 @@ def _show_traceback(text: str | None) -> None:
 
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts as people read them, in a fixed order."""
-    rows = [("task", clean(facts["id"])), ("state", _coloured(facts["state"]))]
+    rows = [("task", clean(facts["id"])), ("state", _state(facts))]
     if "asked_for" in facts:
         rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
     if "reason" in facts:
@@ -329,7 +329,7 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
     """
     from limpet.app.health import summaries
     from limpet.cli.fleet import APPROXIMATE, state_text
-    from limpet.queue.inspect import ALL
+    from limpet.queue.count import ALL
 
     fleet = limpet.open(url, read_only=True).check()
     found = summaries(fleet, [queue], limits=ALL)
@@ -342,7 +342,7 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
         return
     state = state_text(found[0])
     cli.show(f"[bold]{clean(queue)}[/bold]{f'  {state}' if state else ''}")
-    shown = ("pending", "in_flight", "resting", "scheduled", "completed", "failed", "cancelled")
+    shown = ("pending", "running", "resting", "scheduled", "completed", "failed", "cancelled")
     counts = {key: facts[key] for key in shown}
     for key, count in counts.items():
         say(f"  {key.replace('_', ' '):<10} {'-' if count is None else format(count, ','):>9}")
@@ -465,22 +465,18 @@ def _money(dollars: float) -> str:
 
 def push(
     queue: QueueArgument,
-    payload: Annotated[str | None, typer.Argument(metavar="JSON", help="The task: a JSON object.")] = None,
-    id: Annotated[
-        str | None, typer.Option("--id", help="The task's name. A second push of it changes nothing.")
-    ] = None,
+    payload: Annotated[str | None, Argument(metavar="JSON", help="The task: a JSON object.")] = None,
+    id: Annotated[str | None, Option("--id", help="The task's name. A second push of it changes nothing.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option("--delay", metavar="TIME", parser=duration_s, help=f"Run it after this time, {DELAY_HELP}."),
+        Option("--delay", metavar="TIME", parser=duration_s, help=f"Run it after this time, {DELAY_HELP}."),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="FILE", help="JSON objects, one a line; - is stdin.")
+        str | None, Option("--file", "-f", metavar="FILE", help="JSON objects, one a line; - is stdin.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=1000, help="How many tasks of a file share an object.")
-    ] = 100,
+    batch: Annotated[int, Option("--batch", min=1, max=1000, help="How many tasks of a file share an object.")] = 100,
     create: Annotated[
-        bool, typer.Option("--create/--no-create", help="Create the fleet or queue if it does not exist.")
+        bool, Option("--create/--no-create", help="Create the fleet or queue if it does not exist.")
     ] = True,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -581,12 +577,12 @@ IDS_SHOWN = 10
 
 def retry(
     queue: QueueArgument,
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="The task's id; or use --all.")] = None,
-    all: Annotated[bool, typer.Option("--all", help="Retry every task that failed. Cancelled ones stay.")] = False,
+    id: Annotated[str | None, Argument(metavar="ID", help="The task's id; or use --all.")] = None,
+    all: Annotated[bool, Option("--all", help="Retry every task that failed. Cancelled ones stay.")] = False,
     where: WhereOption = None,
     since: SinceOption = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Forget the recorded steps of durable tasks: run them all again.")
+        bool, Option("--from-scratch", help="Forget the recorded steps of durable tasks: run them all again.")
     ] = False,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -655,14 +651,14 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
     else:
         say(f"{id!r} has ended already; nothing was changed: limpet queue show {queue} {id}", err=True)
     if not cancelled:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def signal(
     queue: QueueArgument,
     id: IdArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that the task waits for.")],
-    value: Annotated[str, typer.Argument(metavar="JSON", help="What the task gets.")] = "null",
+    name: Annotated[str, Argument(metavar="NAME", help="The name that the task waits for.")],
+    value: Annotated[str, Argument(metavar="JSON", help="What the task gets.")] = "null",
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -674,7 +670,7 @@ def signal(
     $ limpet queue signal order order-7 approved '"ann"' -u s3://acme/prod
     Exit codes: 0 sent; 1 one of that name was sent before, or no such task waits; 2 wrong usage.
     """
-    from limpet.records import parse_json
+    from limpet.kernel.records import parse_json
 
     try:
         told = parse_json(value, what="the value")
@@ -694,7 +690,7 @@ def signal(
     else:
         say(f"{name!r} was sent to {id!r} before, and the first one counts; nothing was changed", err=True)
     if not first:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
@@ -743,7 +739,7 @@ def purge(queue: QueueArgument, yes: YesOption = False, url: UrlOption = None, j
     if not yes:
         stats = handle.stats()
         waiting = many(stats.pending + stats.scheduled, "task")
-        confirm(f"{waiting} would be dropped from {queue!r}, {stats.in_flight:,} of them in flight", "Drop them all?")
+        confirm(f"{waiting} would be dropped from {queue!r}, {stats.in_flight:,} of them running", "Drop them all?")
     gone = handle.purge()
     answer({"queue": queue, "purged": gone}, f"dropped {many(gone, 'task')} of {queue!r}", json=json)
 
@@ -769,7 +765,7 @@ def adopt(
     queue: QueueArgument,
     from_: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="DIR",
             show_default="the queue's own folder",
@@ -778,7 +774,7 @@ def adopt(
     ] = None,
     quiesced: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--quiesced",
             help="The other program has stopped: ignore leases, delete each original once its task is safe.",
         ),
@@ -815,7 +811,7 @@ def adopt(
     else:
         _print_adopted(queue, report)
     if report.bad:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _print_adopted(queue: str, report: QueueAdoptReport) -> None:

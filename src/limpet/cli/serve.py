@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from limpet.cli import lines, print_json, say
+from limpet.cli import print_json, say
 from limpet.cli.catalog import URL_VARIABLES, demand_extra
 from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, UrlOption, duration_s, is_typed, one_url
+from limpet.cli.parse import Argument, BadParameter, Context, Option, group, lines
 
 if TYPE_CHECKING:
     from limpet.service.serve import Kind
@@ -37,18 +37,6 @@ EPILOG = lines(
     "--log json",
     *CODES,
 )
-API_EPILOG = lines(
-    "Example: two of them share a bucket; one leads, the other takes over when it ends",
-    "$ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod",
-    *CODES,
-)
-COMPACTOR_EPILOG = lines(
-    "Example: for APIs on other machines, which send the same secret",
-    "$ LIMPET_RPC_SECRET_FILE=/run/secrets/rpc limpet serve compactor -u s3://acme/prod --host 0.0.0.0",
-    "Example: for an API on this machine",
-    "$ limpet serve compactor -u s3://acme/prod",
-    *CODES,
-)
 
 
 class LogForm(StrEnum):
@@ -61,7 +49,7 @@ class LogForm(StrEnum):
 
 ServeUrlOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--url",
         "-u",
         envvar=URL_VARIABLES,
@@ -69,13 +57,13 @@ ServeUrlOption = Annotated[
         "catalog is that workspace's, below it.",
     ),
 ]
-HostOption = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Public ones need tokens.")]
+HostOption = Annotated[str, Option("--host", metavar="ADDRESS", help="Where to listen. Public ones need tokens.")]
 PortOption = Annotated[
-    int, typer.Option("--port", "-p", metavar="PORT", min=0, max=65535, help="Where to listen; 0 takes a free port.")
+    int, Option("--port", "-p", metavar="PORT", min=0, max=65535, help="Where to listen; 0 takes a free port.")
 ]
 LeaseOption = Annotated[
     float,
-    typer.Option(
+    Option(
         "--lease-s",
         metavar="SECONDS",
         min=1.0,
@@ -89,12 +77,12 @@ LeaseOption = Annotated[
 def _file(option: str, help: str) -> Any:
     """An option for a file, with a variable named after it."""
     variable = f"LIMPET_{option.removeprefix('--').replace('-', '_').upper()}"
-    return typer.Option(option, metavar="PATH", envvar=variable, show_default=False, help=help)
+    return Option(option, metavar="PATH", envvar=variable, show_default=False, help=help)
 
 
 SigningOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--remote-signing",
         envvar="LIMPET_REMOTE_SIGNING",
         help="Sign S3 requests of clients without a key.",
@@ -102,7 +90,7 @@ SigningOption = Annotated[
 ]
 StsRoleOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--sts-role-arn",
         metavar="ARN",
         envvar="LIMPET_STS_ROLE_ARN",
@@ -112,18 +100,17 @@ StsRoleOption = Annotated[
 ]
 StsEndpointOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--sts-endpoint",
         metavar="URL",
         envvar="LIMPET_STS_ENDPOINT",
         show_default=False,
-        show_envvar=False,
         help="The STS of that role, if it is not the store or AWS.",
     ),
 ]
 StsDurationOption = Annotated[
     int,
-    typer.Option(
+    Option(
         "--sts-duration-s",
         metavar="SECONDS",
         min=900,
@@ -139,7 +126,7 @@ TlsCertOption = Annotated[str | None, _file("--tls-cert", "Serve over TLS, with 
 TlsKeyOption = Annotated[str | None, _file("--tls-key", "The key of --tls-cert.")]
 PeerOption = Annotated[
     int,
-    typer.Option(
+    Option(
         "--peer-connections",
         metavar="N",
         min=1,
@@ -148,26 +135,12 @@ PeerOption = Annotated[
         help="Connections without a known token from one address, such as a proxy.",
     ),
 ]
-NoDashboardOption = Annotated[bool, typer.Option("--no-ui", help="Leave out the dashboard at /ui.")]
-LogOption = Annotated[LogForm, typer.Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
-
-app = typer.Typer(
-    name="serve",
-    rich_markup_mode="markdown",
-    invoke_without_command=True,
-    help=lines(
-        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
-        "One process does it all, on this machine, in a folder or a bucket. To let others in, give named tokens with "
-        "--tokens-file, or set LIMPET_API_TOKENS (or LIMPET_API_TOKENS_FILE) to tokens that may do everything. `api` "
-        "and `compactor` run the two halves apart, each with least-privilege credentials.",
-    ),
-    epilog=EPILOG,
-)
+NoDashboardOption = Annotated[bool, Option("--no-ui", help="Leave out the dashboard at /ui.")]
+LogOption = Annotated[LogForm, Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
 
 
-@app.callback()
 def serve(
-    context: typer.Context,
+    context: Context,
     url: ServeUrlOption = DEFAULT_URL,
     host: HostOption = "127.0.0.1",
     port: PortOption = API_PORT,
@@ -191,15 +164,14 @@ def serve(
         return
     for option in context.command.params:  # `limpet serve --port 1 api` would not do what it says
         if is_typed(context, str(option.name)):
-            raise typer.BadParameter(f"{option.opts[0]} goes behind {context.invoked_subcommand}", context)
+            raise BadParameter(f"{option.opts[0]} goes behind {context.invoked_subcommand}", context)
 
 
-@app.command(epilog=API_EPILOG)
 def api(
-    context: typer.Context,
+    context: Context,
     compactor_urls: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--compactor-url",
             metavar="URL",
             envvar="LIMPET_COMPACTOR_URL",
@@ -234,13 +206,19 @@ def api(
 
     Any number may run: one leads and takes writes, the others answer reads, and take over when it is gone. Set
     LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to the compactor's secret.
+
+    Example: two of them share a bucket; one leads, the other takes over when it ends
+    $ limpet serve api --compactor-url http://compactor:8182 -u s3://acme/prod
+    Signals: SIGTERM, SIGINT and SIGHUP let it answer the requests that it has, release the lead and exit; a second
+      one ends it at once.
+    Exit codes: 0 stopped by a signal; 1 the store is unavailable or refuses; 2 wrong usage, or the port is taken;
+      130 ended at once.
     """
     _serve("api", context)
 
 
-@app.command(epilog=COMPACTOR_EPILOG)
 def compactor(
-    context: typer.Context,
+    context: Context,
     url: ServeUrlOption = DEFAULT_URL,
     host: HostOption = "127.0.0.1",
     port: PortOption = COMPACTOR_PORT,
@@ -254,11 +232,20 @@ def compactor(
     """Serve publication alone: the only process whose key may write what is published.
 
     Any number may run. Set LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to a secret that the API must send.
+
+    Example: for APIs on other machines, which send the same secret
+    $ LIMPET_RPC_SECRET_FILE=/run/secrets/rpc limpet serve compactor -u s3://acme/prod --host 0.0.0.0
+    Example: for an API on this machine
+    $ limpet serve compactor -u s3://acme/prod
+    Signals: SIGTERM, SIGINT and SIGHUP let it answer the requests that it has, release the lead and exit; a second
+      one ends it at once.
+    Exit codes: 0 stopped by a signal; 1 the store is unavailable or refuses; 2 wrong usage, or the port is taken;
+      130 ended at once.
     """
     _serve("compactor", context)
 
 
-def _serve(kind: Kind, context: typer.Context) -> None:
+def _serve(kind: Kind, context: Context) -> None:
     """Serve with the options of the command. They have the names that `serve_fleet` gives them."""
     demand_extra()
     from limpet.service.serve import serve_fleet
@@ -267,6 +254,22 @@ def _serve(kind: Kind, context: typer.Context) -> None:
     options = dict(context.params)
     url, json, ui = options.pop("url"), options.pop("json"), not options.pop("no_ui", True)
     serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside if ui else None, **options)
+
+
+app = group(
+    "serve",
+    api,
+    compactor,
+    call=serve,
+    alone=True,
+    help=lines(
+        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
+        "One process does it all, on this machine, in a folder or a bucket. To let others in, give named tokens with "
+        "--tokens-file, or set LIMPET_API_TOKENS (or LIMPET_API_TOKENS_FILE) to tokens that may do everything. `api` "
+        "and `compactor` run the two halves apart, each with least-privilege credentials.",
+    ),
+    epilog=EPILOG,
+)
 
 
 def _announce(kind: Kind, json: bool, here: str, fleet: str, guarded: bool) -> None:
@@ -299,13 +302,13 @@ UI_PORT = 8180
 
 
 def ui(
-    context: typer.Context,
-    where: Annotated[str | None, typer.Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
+    context: Context,
+    where: Annotated[str | None, Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = UI_PORT,
     token_file: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--token-file",
             metavar="PATH",
             envvar="LIMPET_UI_TOKEN_FILE",
@@ -313,11 +316,11 @@ def ui(
             help="A file with the token that the page asks for; read again when it changes. Or set LIMPET_UI_TOKEN.",
         ),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Show everything, change nothing.")] = False,
+    open_browser: Annotated[bool, Option("--open", help="Open the page in the browser of this machine.")] = False,
     max_age: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--max-age",
             metavar="TIME",
             parser=duration_s,
@@ -327,10 +330,10 @@ def ui(
     ] = None,
     max_failed: Annotated[
         int | None,
-        typer.Option("--max-failed", metavar="N", min=0, show_default="0", help="Warn of more failed tasks."),
+        Option("--max-failed", metavar="N", min=0, show_default="0", help="Warn of more failed tasks."),
     ] = None,
     max_pending: Annotated[
-        int | None, typer.Option("--max-pending", metavar="N", min=0, help="Warn of more tasks that wait.")
+        int | None, Option("--max-pending", metavar="N", min=0, help="Warn of more tasks that wait.")
     ] = None,
     no_worker: NoWorkerOption = None,
     log: LogOption = LogForm.none,
@@ -355,8 +358,8 @@ def ui(
     demand_extra()
     from dataclasses import replace
 
-    from limpet.app.fleet import url_or_default
     from limpet.app.health import default_limits
+    from limpet.app.place import url_or_default
     from limpet.ui.server import serve_ui
 
     fleet_url = url_or_default(one_url(context, where, url))
@@ -383,4 +386,4 @@ def _announce_ui(open_browser: bool, read_only: bool, json: bool, here: str, fle
         asks = f"who has the token may {may}" if guarded else f"every user of this machine may {may}"
         say(f"The dashboard of {fleet} is at {here}; {asks}. Ctrl-C ends it.")
     if open_browser:
-        typer.launch(here)
+        webbrowser.open(here)

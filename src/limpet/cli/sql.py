@@ -7,31 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
 from limpet.cli import clean, many, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, until_reader_leaves
-from limpet.errors import Invalid
+from limpet.cli.parse import Argument, Option
+from limpet.kernel.errors import Invalid
 
 if TYPE_CHECKING:
-    from limpet.index.sql import Rows
+    from limpet.index.sql_rows import Rows
 
 STDOUT = "-"
 ROWS_SHOWN = 500
 
-QueryArgument = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="One SELECT, in DuckDB's SQL.")]
+QueryArgument = Annotated[str, Argument(metavar="QUERY", show_default=False, help="One SELECT, in DuckDB's SQL.")]
 CsvOption = Annotated[
-    str | None, typer.Option("--csv", metavar="FILE", show_default=False, help="Write CSV to a file; - is stdout.")
+    str | None, Option("--csv", metavar="FILE", show_default=False, help="Write CSV to a file; - is stdout.")
 ]
 ParquetOption = Annotated[
-    str | None, typer.Option("--parquet", metavar="FILE", show_default=False, help="Write a Parquet file.")
+    str | None, Option("--parquet", metavar="FILE", show_default=False, help="Write a Parquet file.")
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIZE", show_default=False, help="How much memory DuckDB may use, such as 500MB; then it spills."
-    ),
+    Option(metavar="SIZE", show_default=False, help="How much memory DuckDB may use, such as 500MB; then it spills."),
 ]
 
 
@@ -42,11 +39,11 @@ def sql(
     csv: CsvOption = None,
     parquet: ParquetOption = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Read every task; otherwise 20,000 objects of a queue's folder at most.")
+        bool, Option("--full", help="Read every task; otherwise 20,000 objects of a queue's folder at most.")
     ] = False,
     memory: MemoryOption = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help=f"Stop a query that computes for longer, {DELAY_HELP}.")
+        str, Option("--timeout", metavar="TIME", help=f"Stop a query that computes for longer, {DELAY_HELP}.")
     ] = "30s",
 ) -> None:
     """Query a fleet in SQL: tasks, records, tables, events, commits, locks and workers. Changes nothing.
@@ -99,7 +96,7 @@ def print_answer(rows: Rows, *, json: bool, csv: str | None, parquet: str | None
 
 def _write_rows(rows: Rows, csv: str | None, parquet: str | None) -> None:
     from limpet.index.files import whole_file
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     path = csv or parquet or ""
     with whole_file(Path(path), system()) as stream:
@@ -147,8 +144,8 @@ def _csv(rows: Rows) -> Iterator[str]:
 def _cell(value: Any) -> str:
     from decimal import Decimal
 
-    from limpet import records
     from limpet.index.formats.text import guarded
+    from limpet.kernel import records
 
     match value:
         case bool():
@@ -163,7 +160,7 @@ def _cell(value: Any) -> str:
 def _print_rows(rows: Rows) -> None:
     from itertools import islice
 
-    from limpet.index.sql import is_number, shown
+    from limpet.index.sql_rows import is_number, shown
 
     names = [clean(name) for name in rows.columns]
     listed = table(*names, right=[name for name, kind in zip(names, rows.types, strict=True) if is_number(kind)])

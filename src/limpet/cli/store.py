@@ -11,30 +11,30 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit, urlunsplit
 
-import typer
-
 from limpet.cli import EXIT_FAILED, clean, many, print_json, progress_bar, say, show, size_text, table
 from limpet.cli.options import ENV_URL, JsonOption, UrlOption
-from limpet.errors import Invalid
+from limpet.cli.parse import Argument, Exit, Option
+from limpet.kernel.errors import Invalid
 
 if TYPE_CHECKING:
-    from limpet.app.backup import BackupProgress, BackupReport, CheckReport
-    from limpet.store import MeteredStore
-    from limpet.store.doctor import Check, Report
-    from limpet.store.rights import RightCheck
+    from limpet.app.backup import CheckReport
+    from limpet.app.backup_run import BackupProgress, BackupReport
+    from limpet.kernel.doctor import Check, Report
+    from limpet.kernel.rights import RightCheck
+    from limpet.kernel.store import MeteredStore
 
 
 def doctor(
     url: Annotated[
-        str | None, typer.Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
+        str | None, Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
+    rounds: Annotated[int, Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
     role: Annotated[
         str | None,
-        typer.Option("--role", metavar="ROLE", help="Check instead that the key in use has the rights of this role."),
+        Option("--role", metavar="ROLE", help="Check instead that the key in use has the rights of this role."),
     ] = None,
     queue: Annotated[
-        list[str] | None, typer.Option("--queue", metavar="NAME", help="With --role: narrowed to this; repeatable.")
+        list[str] | None, Option("--queue", metavar="NAME", help="With --role: narrowed to this; repeatable.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -55,11 +55,11 @@ def doctor(
     $ limpet doctor --role api s3://acme/prod
     Exit codes: 0 fit for Limpet, or a key as its role wants it; 1 not, or it could not be examined; 2 wrong usage.
     """
-    from limpet.app.fleet import check_has_store, store_for, url_or_default
-    from limpet.records import builtins
-    from limpet.runtime import system
-    from limpet.store import MeteredStore
-    from limpet.store.doctor import CHECKS, examine, store_to_examine
+    from limpet.app.place import check_has_store, store_for, url_or_default
+    from limpet.kernel.doctor import CHECKS, examine, store_to_examine
+    from limpet.kernel.records import builtins
+    from limpet.kernel.runtime import system
+    from limpet.kernel.store import MeteredStore
 
     where = url_or_default(url)
     check_has_store(where, "there is no store to examine")
@@ -81,16 +81,16 @@ def doctor(
     else:
         _print(where, report, meter)
     if not report.ok:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: bool) -> None:
     """Compare the rights of the key in use with those of a role."""
-    from limpet.app.fleet import store_for
-    from limpet.records import builtins
-    from limpet.runtime import system
-    from limpet.store.rights import OUTSIDE, VERBS, examine_rights, samples
-    from limpet.store.roles import check_queues, check_role
+    from limpet.app.place import store_for
+    from limpet.kernel.records import builtins
+    from limpet.kernel.rights import OUTSIDE, VERBS, examine_rights, samples
+    from limpet.kernel.runtime import system
+    from limpet.kernel.store.roles import check_queues, check_role
 
     if name is None:
         raise Invalid("--queue narrows a role, and none was given", hint="give --role worker or --role pusher")
@@ -121,7 +121,7 @@ def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: boo
         refused = next((f"[dim]such as: {clean(check.detail)}[/dim]" for check in wrong if check.detail), "")
         show(*([refused] if refused else []), _verdict_on_key(role, wrong))
     if wrong:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _right(check: RightCheck | None) -> str:
@@ -185,34 +185,34 @@ def _verdict(url: str, report: Report) -> str:
 
 TenantOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--tenant", metavar="NAME", envvar="LIMPET_TENANT_ID", help="Only what lies below this tenant and --workspace."
     ),
 ]
 WorkspaceOption = Annotated[
-    str | None, typer.Option("--workspace", metavar="NAME", envvar="LIMPET_WORKSPACE_ID", help="See --tenant.")
+    str | None, Option("--workspace", metavar="NAME", envvar="LIMPET_WORKSPACE_ID", help="See --tenant.")
 ]
 RoleOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--role", metavar="ROLE", help="One of api, compactor, compiler, pusher, reader, supervisor, tables, worker."
     ),
 ]
 
 
 def iam(
-    provider: Annotated[str, typer.Option("--provider", metavar="aws|gcp", help="The cloud.")],
+    provider: Annotated[str, Option("--provider", metavar="aws|gcp", help="The cloud.")],
     role: RoleOption,
-    bucket: Annotated[str | None, typer.Option("--bucket", metavar="NAME", help="The bucket, without a URL.")] = None,
+    bucket: Annotated[str | None, Option("--bucket", metavar="NAME", help="The bucket, without a URL.")] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
+        str, Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
     ] = "",
     queue: Annotated[
-        list[str] | None, typer.Option("--queue", metavar="NAME", help="Only this queue (worker, pusher); repeatable.")
+        list[str] | None, Option("--queue", metavar="NAME", help="Only this queue (worker, pusher); repeatable.")
     ] = None,
     conditions: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--conditions/--no-conditions",
             help="AWS: demand If-Match or If-None-Match for locks and heads. Left out where another endpoint is named.",
         ),
@@ -220,10 +220,10 @@ def iam(
     tenant: TenantOption = None,
     workspace: WorkspaceOption = None,
     project: Annotated[
-        str, typer.Option("--project", metavar="ID", help="Google Cloud: the project of the custom roles.")
+        str, Option("--project", metavar="ID", help="Google Cloud: the project of the custom roles.")
     ] = "PROJECT",
     member: Annotated[
-        str, typer.Option("--member", metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")
+        str, Option("--member", metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")
     ] = "MEMBER",
     url: UrlOption = None,
 ) -> None:
@@ -241,8 +241,17 @@ def iam(
     $ limpet iam --provider aws --role compactor --tenant acme --workspace prod -u s3://acme-data
     Exit codes: 0 printed; 2 wrong usage.
     """
-    from limpet.store.policies import PROVIDERS, Scope, aws_policy, gcp_policy, is_amazon, notes, root_of, scope_of
-    from limpet.store.roles import check_queues, check_role
+    from limpet.kernel.store.policies import (
+        PROVIDERS,
+        Scope,
+        aws_policy,
+        gcp_policy,
+        is_amazon,
+        notes,
+        root_of,
+        scope_of,
+    )
+    from limpet.kernel.store.roles import check_queues, check_role
 
     known = check_role(role)
     roots = check_queues(known, queue or ())
@@ -272,19 +281,19 @@ SHOWN_MAX = 20
 
 WaitOption = Annotated[
     float,
-    typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place."),
+    Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place."),
 ]
 
 
 def backup(
-    source: Annotated[str, typer.Argument(metavar="FLEET_URL", help="The fleet; with --check, the backup.")],
+    source: Annotated[str, Argument(metavar="FLEET_URL", help="The fleet; with --check, the backup.")],
     target: Annotated[
-        str | None, typer.Argument(metavar="BACKUP_URL", help="An empty place, or an earlier backup of the same fleet.")
+        str | None, Argument(metavar="BACKUP_URL", help="An empty place, or an earlier backup of the same fleet.")
     ] = None,
     data: Annotated[
-        bool, typer.Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
+        bool, Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
     ] = True,
-    check: Annotated[bool, typer.Option("--check", help="Copy nothing: compare a backup with its record.")] = False,
+    check: Annotated[bool, Option("--check", help="Copy nothing: compare a backup with its record.")] = False,
     wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
@@ -303,7 +312,7 @@ def backup(
     """
     from limpet.app.backup import backup as copy
     from limpet.app.backup import check_backup, store_to_copy
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     if check:
         if target is not None:
@@ -319,13 +328,11 @@ def backup(
 
 
 def restore(
-    source: Annotated[str, typer.Argument(metavar="BACKUP_URL", help="A finished backup.")],
-    target: Annotated[str, typer.Argument(metavar="FLEET_URL", help="An empty place.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Take a backup that is unfinished or damaged as it is.")
-    ] = False,
+    source: Annotated[str, Argument(metavar="BACKUP_URL", help="A finished backup.")],
+    target: Annotated[str, Argument(metavar="FLEET_URL", help="An empty place.")],
+    force: Annotated[bool, Option("--force", help="Take a backup that is unfinished or damaged as it is.")] = False,
     keep_id: Annotated[
-        bool, typer.Option("--keep-id", help="It goes on as the fleet that was backed up, which is gone.")
+        bool, Option("--keep-id", help="It goes on as the fleet that was backed up, which is gone.")
     ] = False,
     wait: WaitOption = 0.0,
     json: JsonOption = False,
@@ -355,7 +362,7 @@ def restore(
 
 def _copied(copy: Callable[..., BackupReport], source: str, target: str, *, json: bool) -> BackupReport:
     from limpet.app.backup import plain_url, store_to_copy
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     urls = {"source_url": plain_url(source), "target_url": plain_url(target)}
     with _bar(json=json) as tell:
@@ -391,7 +398,7 @@ def _print_copied(report: BackupReport, what: str, *, json: bool) -> None:
         )
         show(f"[dim]This took {took}.[/dim]")
     if report.left_out:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _print_check(found: CheckReport, url: str, *, json: bool) -> None:
@@ -406,4 +413,4 @@ def _print_check(found: CheckReport, url: str, *, json: bool) -> None:
         state = "whole" if found.ok else "not finished" if not found.finished else damage
         say(f"the backup at {url} is {state}: {many(found.objects, 'object')}, {size_text(found.bytes)}")
     if not found.ok:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)

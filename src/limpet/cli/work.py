@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import typer
 
-from limpet import records
 from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
 from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed, kept_s
-from limpet.errors import Unavailable
-from limpet.records import printable
-from limpet.runtime import Runtime
+from limpet.cli.parse import Argument, Context, Exit, Option
+from limpet.kernel import records
+from limpet.kernel.errors import Unavailable
+from limpet.kernel.records import printable
+from limpet.kernel.runtime import Runtime
 from limpet.worker.protocol import ROUTINE, Backlog, EventKind, LogLine, Message, TaskCounts, WorkerEvent, WorkerOrder
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class LogFormat(StrEnum):
 
 TargetArgument = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="MODULE:ATTRIBUTE|QUEUE",
         help="A fleet or a task, found in the current directory, such as app:fleet. With --handler: a queue's name.",
     ),
 ]
 QueueOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--queue",
         "-q",
         metavar="NAME",
@@ -61,109 +61,105 @@ QueueOption = Annotated[
     ),
 ]
 HandlerOption = Annotated[
-    str | None, typer.Option(metavar="MODULE:FUNCTION", help="The function that runs the queue's tasks.")
+    str | None, Option(metavar="MODULE:FUNCTION", help="The function that runs the queue's tasks.")
 ]
 ProcessesOption = Annotated[
     int,
-    typer.Option(
-        "--processes", "-p", metavar="N", min=1, max=1000, rich_help_panel=PROCESSES, help="Worker processes."
-    ),
+    Option("--processes", "-p", metavar="N", min=1, max=1000, panel=PROCESSES, help="Worker processes."),
 ]
 ThreadsOption = Annotated[
     int,
-    typer.Option(
+    Option(
         "--threads",
         "-t",
         metavar="N",
         min=1,
         max=1000,
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="Tasks at once in each process.",
     ),
 ]
-BurstOption = Annotated[
-    bool, typer.Option("--burst", rich_help_panel=PROCESSES, help="Exit when nothing can be claimed now.")
-]
+BurstOption = Annotated[bool, Option("--burst", panel=PROCESSES, help="Exit when nothing can be claimed now.")]
 UntilEmptyOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--until-empty",
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="Exit when nothing waits, except for signals.",
     ),
 ]
 MaxTasksOption = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--max-tasks-per-child",
         metavar="N",
         min=1,
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="Replace a process after N tasks (memory leaks).",
     ),
 ]
 GraceOption = Annotated[
     float,
-    typer.Option(
+    Option(
         metavar="SECONDS",
         min=0.0,
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="Time for running tasks to end after SIGTERM or Ctrl-C; then they are handed back. Keep it below your "
         "platform's: Kubernetes and ECS 30 s, docker 10 s.",
     ),
 ]
 PollOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--poll-s",
         metavar="SECONDS",
         min=0.1,
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="How often an idle process asks a bucket whether something was pushed. Default: the task's poll_s, 2.",
     ),
 ]
 ReloadOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--reload",
-        rich_help_panel=PROCESSES,
+        panel=PROCESSES,
         help="Start the processes again when a Python file below this directory changes. For development.",
     ),
 ]
 LogOption = Annotated[
-    LogFormat, typer.Option("--log", rich_help_panel=REPORTS, help="One line for each event, on stderr, in this form.")
+    LogFormat, Option("--log", panel=REPORTS, help="One line for each event, on stderr, in this form.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", rich_help_panel=REPORTS, help="Log only what went wrong.")]
+QuietOption = Annotated[bool, Option("--quiet", panel=REPORTS, help="Log only what went wrong.")]
 ProgressOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--progress",
-        rich_help_panel=REPORTS,
+        panel=REPORTS,
         help="Live counts, rate and time to go, by queue and worker. Implies --quiet.",
     ),
 ]
 
 MetricsOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metrics-port",
         metavar="[HOST:]PORT",
-        rich_help_panel=REPORTS,
+        panel=REPORTS,
         help="Serve Prometheus metrics of these processes; on this machine only, unless HOST is 0.0.0.0.",
     ),
 ]
 EventsOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--events",
-        rich_help_panel=REPORTS,
+        panel=REPORTS,
         help="Record every run for `limpet events` (at most 2 % more requests); or LIMPET_EVENTS=1.",
     ),
 ]
 
 
 def work(
-    context: typer.Context,
+    context: Context,
     target: TargetArgument = None,
     queue: QueueOption = None,
     handler: HandlerOption = None,
@@ -234,7 +230,7 @@ def _run(
     quiet: bool,
     json: bool,
 ) -> None:
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
     from limpet.worker.pool import ProcessPool
 
     runtime = system()
@@ -263,7 +259,7 @@ def _run(
     elif not order.log_json:
         log.line(f"{in_words(counts)} in {ago(seconds)}")
     if pool.trouble is not None:
-        raise typer.Exit(complain(Unavailable(pool.trouble, hint="nothing is lost: what was claimed comes back")))
+        raise Exit(complain(Unavailable(pool.trouble, hint="nothing is lost: what was claimed comes back")))
 
 
 @contextmanager
@@ -272,7 +268,7 @@ def _watching(wanted: bool) -> Iterator[int | None]:
     if not wanted:
         yield None
         return
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
     from limpet.worker.pool import SourceWatch
 
     watch = SourceWatch(os.getcwd(), system())
@@ -547,30 +543,28 @@ class Log:
 
 
 LocalOption = Annotated[
-    Path, typer.Option("--local", metavar="DIR", help="The node's own fleet: a directory on this machine.")
+    Path, Option("--local", metavar="DIR", help="The node's own fleet: a directory on this machine.")
 ]
 RemoteOption = Annotated[
-    str, typer.Option("--remote", metavar="URL", envvar="LIMPET_REMOTE", help="The bucket that all nodes share.")
+    str, Option("--remote", metavar="URL", envvar="LIMPET_REMOTE", help="The bucket that all nodes share.")
 ]
-UpOption = Annotated[
-    float, typer.Option("--up", metavar="SECONDS", min=1.0, help="How often to send what was done here.")
-]
+UpOption = Annotated[float, Option("--up", metavar="SECONDS", min=1.0, help="How often to send what was done here.")]
 DownOption = Annotated[
-    float, typer.Option("--down", metavar="SECONDS", min=1.0, help="How often to apply what the others did.")
+    float, Option("--down", metavar="SECONDS", min=1.0, help="How often to apply what the others did.")
 ]
 NodeOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME", show_default="made at the first start, then kept", help="The name of this node in the bucket."
     ),
 ]
 PulledOption = Annotated[
     list[str] | None,
-    typer.Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
+    Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
 ]
 ReceiptsOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--receipts",
         metavar="AGE",
         parser=kept_s,
@@ -579,10 +573,10 @@ ReceiptsOption = Annotated[
     ),
 ]
 RehomeOption = Annotated[
-    bool, typer.Option("--rehome", help="Join the fleet at --remote, though this node belongs to another one.")
+    bool, Option("--rehome", help="Join the fleet at --remote, though this node belongs to another one.")
 ]
-CreateOption = Annotated[bool, typer.Option("--create", help="Set up a new fleet at --remote if there is none.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="One cycle in both directions, then exit.")]
+CreateOption = Annotated[bool, Option("--create", help="Set up a new fleet at --remote if there is none.")]
+OnceOption = Annotated[bool, Option("--once", help="One cycle in both directions, then exit.")]
 
 
 def supervise(
@@ -621,10 +615,10 @@ def supervise(
       cannot be reached; 2 wrong usage, or another fleet; 70 the machine slept and another supervisor took over; 75
       another supervisor works on the directory.
     """
-    from limpet.app.fleet import home_of, open_node, open_shared
+    from limpet.app.nodes import home_of, open_node, open_shared
+    from limpet.kernel.runtime import system
     from limpet.queue import Policy
     from limpet.queue.sync import Cycle, Supervisor
-    from limpet.runtime import system
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
 
     runtime = system()

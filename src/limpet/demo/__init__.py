@@ -1,9 +1,11 @@
 """`limpet demo`: a fleet at work while its processes are killed and stopped, and a report of what the store holds.
 
-`app` is what a user would write: the tasks that the workers run. `show` is the command: it starts a pool of workers on
-`app`, kills three of them and stops one. `report` is what it prints: the progress, and at the end what it read back,
-compared with what was pushed.
-This module says which tasks are pushed, and which result each of them must have.
+Read `app` (what a user would write: the tasks), `show` (the command: it starts a pool of workers on `app`, kills three
+of them and stops one), `report` (what it prints: the progress, and at the end what it read back, compared with what
+was pushed). This module says which tasks are pushed, and which result each of them must have.
+
+It may import everything but the simulation, and uses the public interface; nothing imports it but the table of
+commands.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ import os
 
 import limpet
 from limpet.demo import CUBES, FOLDS, INDEX, KEY, QUEUE, REPORTS, SLOW_CUBE, DemoResult
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 
 WORK_S = 0.002
 SLOW_S = 1.5

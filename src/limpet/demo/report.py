@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from limpet.cli import clean, many, table
 from limpet.cli.catalog import demand_extra
 from limpet.demo import FANNED, INDEX, KEY, QUEUE, REPORTS, expected, payload
-from limpet.errors import Unsupported
+from limpet.kernel.errors import Unsupported
+from limpet.kernel.runtime import system
+from limpet.kernel.store.metered import AS_OF, dollars
 from limpet.queue.cost import SQS_BATCH, sqs
-from limpet.runtime import system
-from limpet.store.metered import AS_OF, dollars
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -323,9 +323,7 @@ def report(
     found, stored = count_tasks(results, notes.runs), count_records(results, records)
     pushed, waits = len(seen.ids), index.stats()
     waiting = waits.singles.objects + waits.packs.objects
-    cell = fleet.cell(f"slow-{seen.fenced}").read()
     died = found.ran_again - found.asked_for
-    taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in seen.takeovers.items())
     checks = [
         screen.fact(
             "tasks",
@@ -347,6 +345,20 @@ def report(
         or screen.fact("sql", "the table above equals a scan of the index", answer == by_worker(records)),
         table is None
         or screen.fact("table", f"{table.records:,} records in the Iceberg table", table.records == stored.records),
+    ]
+    checks += [*_takeovers(screen, fleet, seen), _fan_in(screen, fleet, seen)]
+    screen.fact(
+        "run twice",
+        f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or was stopped",
+    )
+    return all(checks)
+
+
+def _takeovers(screen: DemoScreen, fleet: Fleet, seen: DemoHistory) -> list[bool]:
+    """Print which batches were taken over, and which late write was refused; whether each was as it must be."""
+    cell = fleet.cell(f"slow-{seen.fenced}").read()
+    taken = " and ".join(f"batch {batch} after {after_s:.1f} s" for batch, after_s in seen.takeovers.items())
+    return [
         screen.fact("takeovers", taken, len(seen.takeovers) == 2),
         screen.fact(
             "fencing",
@@ -354,21 +366,18 @@ def report(
             seen.refused == 1 and cell is not None and cell.value["token"] == 2,
         ),
     ]
+
+
+def _fan_in(screen: DemoScreen, fleet: Fleet, seen: DemoHistory) -> bool:
+    """Print how the durable task ended; whether it gathered what it has pushed, in one attempt."""
     fan = fleet.queue(REPORTS).result(seen.fan_id)
     total = fan.value["total"] if fan.ok else 0
     after = "never" if seen.fan_taken_s is None else f"after {seen.fan_taken_s:.1f} s"
-    checks.append(
-        screen.fact(
-            "durable",
-            f"{many(fan.attempts, 'attempt')}, the sum of {FANNED} cubes is {total:,}; a batch was taken over {after}",
-            fan.attempts == 1 and total == sum(n**3 for n in range(FANNED)) and seen.fan_taken_s is not None,
-        )
+    return screen.fact(
+        "durable",
+        f"{many(fan.attempts, 'attempt')}, the sum of {FANNED} cubes is {total:,}; a batch was taken over {after}",
+        fan.attempts == 1 and total == sum(n**3 for n in range(FANNED)) and seen.fan_taken_s is not None,
     )
-    screen.fact(
-        "run twice",
-        f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or was stopped",
-    )
-    return all(checks)
 
 
 def prices(

@@ -13,15 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import limpet
-from limpet.app.fleet import check_has_store
+from limpet.app.place import check_has_store
 from limpet.cli import EXIT_FAILED, clean, console, say
+from limpet.cli.parse import Exit, Option
 from limpet.demo import BATCH, CUBES, FANNED, FOLDS, INDEX, KEY, QUEUE, REPORTS, DemoResult, payload
 from limpet.demo.report import DemoHistory, DemoProcess, DemoScreen, DemoState, ask, prices, publish, read_notes, report
-from limpet.errors import Invalid, LimpetError, Unavailable
-from limpet.runtime import system
+from limpet.kernel.errors import Invalid, LimpetError, Unavailable
+from limpet.kernel.runtime import system
 from limpet.worker.pool import ProcessPool
 from limpet.worker.protocol import Message, WorkerEvent, WorkerOrder
 
@@ -46,10 +45,10 @@ LOOK = (
 def demo(
     url: Annotated[
         str | None,
-        typer.Option("--url", "-u", help="Use this store, under a new prefix, instead of a temporary folder."),
+        Option("--url", "-u", help="Use this store, under a new prefix, instead of a temporary folder."),
     ] = None,
-    tasks: Annotated[int, typer.Option("--tasks", min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder, to look at it.")] = False,
+    tasks: Annotated[int, Option("--tasks", min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
+    keep: Annotated[bool, Option("--keep", help="Keep the temporary folder, to look at it.")] = False,
 ) -> None:
     """Watch four workers survive kill -9 and a long sleep, in half a minute. Nothing to set up.
 
@@ -88,7 +87,7 @@ def demo(
             notes.rmdir()
     _print_end(run, stays=keep or url is not None or not passed, passed=passed)
     if not passed:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
     if not keep:
         shutil.rmtree(notes, ignore_errors=True)
 

@@ -1,7 +1,11 @@
 """Events: task runs and compactions of the fleet. Other packages emit them through `EventSink`.
 
-`sink` writes them in batches to the ledger; `fold` merges the batches into the Parquet files of a head, and quarantines
-unreadable ones. Events are informational: a slow or broken sink never delays, fails or changes the work itself.
+Read `sink` (writes them in batches to the ledger), `fold` (merges the batches into the Parquet files of a head), `tail`
+(the newest ones, from both), `quarantine` (batches that could not be read). `ledger` has what it shares with the
+catalog's ledger, `parquet` the files.
+
+Events are informational: a slow or broken sink never delays, fails or changes the work itself. The room may import the
+kernel only, so that every other room may emit events.
 """
 
 from __future__ import annotations
@@ -11,8 +15,8 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from limpet.records import Name
-from limpet.runtime import Runtime
+from limpet.kernel.records import Name
+from limpet.kernel.runtime import Runtime
 
 __all__ = ["EXECUTIONS", "OUTCOMES", "Event", "EventSink", "compaction", "task_run"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from limpet.errors import Corrupt, Unsupported
 from limpet.events import Event
-from limpet.records import json_text
+from limpet.kernel.errors import Corrupt, Unsupported
+from limpet.kernel.records import json_text
 
 TABLE_BYTES_MAX = 4 << 30
 ROWS_ALWAYS = 1000

@@ -9,16 +9,17 @@ from typing import Annotated
 
 import msgspec
 
-from limpet import records
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import Event
-from limpet.keys import CatalogKeys, Key
-from limpet.records import Name, Positive
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Store
-from limpet.store.metered import MeteredStore
-from limpet.store.outcome import put_bytes
+from limpet.kernel import records
+from limpet.kernel.catalog_keys import CatalogKeys
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.records import Name, Positive
+from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.store.api import Absent, Store
+from limpet.kernel.store.metered import MeteredStore
+from limpet.kernel.store.outcome import put_bytes
 
 SCHEMA = 1
 EVENTS_MAX = 100_000
@@ -30,7 +31,6 @@ FLUSH_AGE_S = 10.0
 FLUSH_AGE_MAX_S = 900.0
 KEPT_MAX = 50_000
 TICK_S = 2.0
-CLOSE_TRIES_MAX = 3
 
 _log = logging.getLogger("limpet.events")
 
@@ -131,7 +131,7 @@ class LedgerSink:
         """Events that cannot be written now are lost, and counted."""
         self._closed.set()
         self._wake.set()
-        for _ in range(CLOSE_TRIES_MAX):
+        for _ in attempts(self._runtime, 3, 0):
             self.flush()
         with self._mutex:
             left = len(self._events) + (self._ready.count if self._ready else 0)

@@ -18,11 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from limpet import records
-from limpet.cell import Cell
-from limpet.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.events import EventSink, compaction
-from limpet.index.codec import lines_of
 from limpet.index.decide import (
     Step,
     Waiting,
@@ -53,11 +49,15 @@ from limpet.index.storage import (
     placed,
     sum_of,
 )
-from limpet.keys import Key
-from limpet.lease import Lock, VersionWatch
-from limpet.records import Name, Text
-from limpet.runtime import Runtime
-from limpet.store.api import Blob, Match, Stat, batched
+from limpet.index.values import lines_of
+from limpet.kernel import records
+from limpet.kernel.cell import Cell
+from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lock, VersionWatch
+from limpet.kernel.records import Name, Text
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Blob, Match, Stat, batched
 
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
@@ -271,12 +271,9 @@ class Compiler:
         is_recorded = known is None or known.sum in ("", base_sum) or base_sum == ours
         if not is_recorded and is_unexplained(self._storage, self._manifest, shard, blob, base):
             raise changed_bytes(what, note="; nothing was compiled into it")
-        shape = self._schema.shape
-        for key in keys_of([*base[:1], *base[-1:]], shape):  # a shard is ordered, so checking both ends is enough
-            if shard_of(digest(key), self._manifest.depth) != shard:
-                raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
+        self._check_ends(base, shard)
         is_wide = was_checked and self._manifest.schema_version == 1  # no column was ever added
-        merged = merge(base, incoming, shape, what=what, in_order=was_checked, is_wide=is_wide)
+        merged = merge(base, incoming, self._schema.shape, what=what, in_order=was_checked, is_wide=is_wide)
         if len(merged.data) > SHARD_BYTES_MAX:
             raise Invalid(
                 f"{what} would have {len(merged.data)} bytes, more than the {SHARD_BYTES_MAX} that it may have",
@@ -296,6 +293,13 @@ class Compiler:
         report.folds[shard] = Fold(count, version, base_sum)
         report.merged[shard] = read
         return report
+
+    def _check_ends(self, base: Sequence[bytes], shard: str) -> None:
+        """Raises: Corrupt for a shard with a record of another one. It is ordered, so its two ends are enough."""
+        for key in keys_of([*base[:1], *base[-1:]], self._schema.shape):
+            if shard_of(digest(key), self._manifest.depth) != shard:
+                what = self._storage.keys.shard(shard)
+                raise Corrupt(f"{what} has a record of another shard", hint="`limpet index verify --repair` moves it")
 
     def _pack(self, shard: str, keys: Sequence[Key]) -> CompileReport:
         read, incoming, bad = self._read(shard, keys)

@@ -24,8 +24,9 @@ from itertools import islice
 from math import sqrt
 from struct import Struct
 
-from limpet.errors import Corrupt
-from limpet.index.codec import BACKSLASH, END, NULL, SEPARATOR, Shape, unescape
+from limpet.index.codec import Shape
+from limpet.index.values import BACKSLASH, END, NULL, SEPARATOR, unescape
+from limpet.kernel.errors import Corrupt
 
 DEPTHS = (2, 3, 4)
 FOLD_SHARE = 0.1

@@ -21,13 +21,14 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
-from limpet.index.codec import DELETED, NULL, OUR_CONSTRAINTS, SEPARATOR, Constraints, Field, Kind, escape
+from limpet.index.codec import DELETED, OUR_CONSTRAINTS, Constraints, Field
 from limpet.index.decide import shard_ids
 from limpet.index.storage import DESCRIPTION_BYTES_MAX, IndexStorage, Manifest, manifest_cell
-from limpet.keys import IndexKeys, Key
-from limpet.store.api import Absent, Match, Stat
+from limpet.index.values import NULL, SEPARATOR, Kind, escape
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.store.api import Absent, Match, Stat
 
 
 def package(name: str, manifest: Manifest, *, formats: bool = True) -> bytes:

@@ -26,16 +26,17 @@ from typing import IO, Any
 
 import msgspec
 
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, Denied, Invalid
-from limpet.index.codec import DELETED, UPDATED_AT, Schema, all_in_utc, stamp_text, stamp_texts, stamp_time
+from limpet.index.codec import DELETED, UPDATED_AT, Schema
 from limpet.index.decide import rank
 from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, DecodeMany, Mark
 from limpet.index.index import Index
 from limpet.index.reader import OnDamage, Reader
+from limpet.index.values import all_in_utc, stamp_text, stamp_texts, stamp_time
 from limpet.index.writer import AHEAD_MAX, TICK, stamp_in
-from limpet.records import YEARS, Count, Name, Text
-from limpet.runtime import Runtime
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Corrupt, Denied, Invalid
+from limpet.kernel.records import YEARS, Count, Name, Text
+from limpet.kernel.runtime import Runtime
 
 TICK_RECORDS = 1000
 ENDS_BYTES = 64 << 10

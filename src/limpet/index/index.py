@@ -9,8 +9,6 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from limpet.cell import Cell
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.events import EventSink
 from limpet.index.codec import Fields, Schema, Typed
 from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, compile_there, emit_run
@@ -26,15 +24,18 @@ from limpet.index.maintain.import_existing import (
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
-from limpet.index.sql import Parameters, Rows, sql
+from limpet.index.sql import Parameters, sql
+from limpet.index.sql_rows import Rows
 from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, manifest_cell
 from limpet.index.types import extended, nullable, with_own
 from limpet.index.writer import RecordWriter, Stamps
-from limpet.keys import IndexKeys, Key
-from limpet.lease import VersionWatch
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Put, Store, Version
-from limpet.store.sources import FileSource
+from limpet.kernel.cell import Cell
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
+from limpet.kernel.keys import IndexKeys, Key
+from limpet.kernel.lease import VersionWatch
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Absent, Put, Store, Version
+from limpet.kernel.store.sources import FileSource
 
 R = TypeVar("R")
 REFRESH_S = 600.0

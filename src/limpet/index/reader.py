@@ -1,7 +1,7 @@
 """Reading records: one, some, or all. Singles first, then packs, then the shard, one step after the other.
 
 On a far store, lookups run some of these steps concurrently, and repeat a step whose objects were moved meanwhile: see
-`Reader._concurrently` and docs/design/0011-latency.md.
+`Reader._concurrently` and docs/inside/decisions/0005-index.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from limpet.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
-from limpet.index.codec import END, Schema, lines_of
+from limpet.index.codec import Schema
 from limpet.index.decide import LINE_GUESS, NoLine, Search, digest, keys_of, merge, newest, shard_ids, shard_of
 from limpet.index.storage import (
     NONE_WAIT,
@@ -25,8 +24,10 @@ from limpet.index.storage import (
     manifest_cell,
     placed,
 )
-from limpet.keys import Key, digits, single_stamp
-from limpet.store.api import Stat, Version, batched
+from limpet.index.values import END, lines_of
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
+from limpet.kernel.keys import Key, digits, single_stamp
+from limpet.kernel.store.api import Stat, Version, batched
 
 A = TypeVar("A")
 TRIES_MAX = 20
@@ -202,7 +203,6 @@ class Reader:
         self._storage.together(
             [partial(read_shard, shard, keys) for shard in sorted(folded) for keys in of_shards[shard]]
         )
-
         return _union(self._winners(keys, lines[shard]) for shard, keys in wanted.items())
 
     def _parts(self, shard: str, keys: Sequence[str], share: int) -> Sequence[Sequence[str]]:

@@ -7,7 +7,7 @@ read later. No name is ever reused, so a late delete cannot remove a newer objec
 `manifest.json` holds the columns, the number of shards, and for each shard the number of records, the size and a digest
 of the bytes, as a compiler recorded them. Readers and `verify` compare shards with it (F23). Recorded values only
 advance along versions that the shard really had, and folded objects are deleted only after the fold is recorded.
-docs/design/0005-index.md proves that a healthy shard is never refused.
+docs/inside/decisions/0005-index.md proves that a healthy shard is never refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.index.codec import Fields, Schema
 from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
-from limpet.keys import IndexKeys, Key, is_key, name_of
-from limpet.records import INTEGER_MAX, Name, Positive
-from limpet.runtime import Runtime
-from limpet.store.api import Blob, Put, Stat, Store, Version
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
+from limpet.kernel.keys import IndexKeys, Key, is_key, name_of
+from limpet.kernel.records import INTEGER_MAX, Name, Positive
+from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
+from limpet.kernel.store.outcome import SENDS_MAX
 
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record them in one small object."""
@@ -172,9 +173,6 @@ WAITING_BYTES_MAX = 256 << 20
 DESCRIPTION_BYTES_MAX = 16 << 20
 LOOKUPS_AT_ONCE = 128
 """Concurrent lookups on a far store, where each of them mostly waits."""
-
-SENDS_MAX = 3
-BACKOFF_S = 0.1
 
 
 def lost_records(what: str, number: int, recorded: int, *, note: str) -> Corrupt:
@@ -345,15 +343,13 @@ class IndexStorage:
 
         Raises: OutcomeUnknown after three attempts.   Cost: 1 PUT.   Crash: written entirely or not at all.
         """
-        for sent in range(1, SENDS_MAX + 1):
+        for sent in attempts(self.runtime, SENDS_MAX):
             try:
                 self.store.put(key, data)
+                return
             except OutcomeUnknown:
                 if sent == SENDS_MAX:
                     raise
-                self.runtime.sleep(self.runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
-            else:
-                return
 
     def add_many(self, puts: Sequence[Put]) -> None:
         """`add` for each, with bounded concurrency.   Raises: the first error, after all were tried."""

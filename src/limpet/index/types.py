@@ -13,27 +13,22 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect
 
-from limpet import records
-from limpet.errors import Invalid
 from limpet.index.codec import (
     DELETED,
     FIELDS_MAX,
-    KINDS,
     OUR_CONSTRAINTS,
-    READERS,
     TIME_KINDS,
     UPDATED_AT,
-    WRITERS,
     Constraints,
     Field,
-    Kind,
     Scalar,
     Schema,
     Typed,
     checker,
-    shown,
-    stamp_time,
 )
+from limpet.index.values import KINDS, READERS, WRITERS, Kind, shown, stamp_time
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
 
 PACKAGE_BYTES_MAX = 1 << 20
 

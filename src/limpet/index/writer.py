@@ -11,22 +11,13 @@ from hashlib import sha256
 from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
-from limpet.errors import Corrupt, Invalid
-from limpet.index.codec import (
-    END,
-    UPDATED_AT,
-    Schema,
-    Typed,
-    all_in_utc,
-    shown,
-    stamp_text,
-    stamp_texts,
-    stamp_time,
-)
+from limpet.index.codec import UPDATED_AT, Schema, Typed
 from limpet.index.decide import PACK_BYTES, digest, key_of, packed, shard_ids, shard_of, split
 from limpet.index.storage import IndexStorage, Manifest
-from limpet.runtime import Runtime
-from limpet.store.api import Put, Store
+from limpet.index.values import END, all_in_utc, shown, stamp_text, stamp_texts, stamp_time
+from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Put, Store
 
 READ_EVERY_S = 600.0
 AHEAD_MAX = timedelta(days=1)

@@ -1,9 +1,14 @@
 """A task queue in a store: tasks are done at least once, and nothing acknowledged is lost.
 
-Read `api` for the interface, `entry` for the objects, `decide` for the rules, `queue` for how an entry is found and
-claimed, and `push`, `claim` and `sweep` for the rest of its life.
+Read `api` (the interface), `entry` (the objects), `decide` (the rules), then a task's life in its order: `push`,
+`discovery` and `claiming` (how an entry is found and claimed), `steps` and `durable` (what a handler records), `claim`
+and `finish` (how it ends), `sweep` and `closer` (what a crash has left). `queue` puts them together. `rows` and
+`inspect` read without changing. `sync` joins queues of several places, `sqs` keeps a queue on SQS.
+
+It may import events and the kernel, and neither the index nor the catalog: those stand beside it.
 """
 
+from limpet.kernel.store.sources import BadFile
 from limpet.queue.adopt import QueueAdoptReport
 from limpet.queue.api import (
     AttemptError,
@@ -23,10 +28,7 @@ from limpet.queue.api import (
     Task,
     TaskHandle,
 )
-from limpet.queue.claim import EntryClaim, EntryTask
-from limpet.queue.queue import BucketQueue
-from limpet.queue.steps import (
-    Suspend,
+from limpet.queue.calls import (
     gather,
     gather_async,
     signal,
@@ -38,7 +40,9 @@ from limpet.queue.steps import (
     wait_signal,
     wait_signal_async,
 )
-from limpet.store.sources import BadFile
+from limpet.queue.claim import EntryClaim, EntryTask
+from limpet.queue.queue import BucketQueue
+from limpet.queue.steps import Suspend
 
 __all__ = [
     "AttemptError",

@@ -1,4 +1,4 @@
-"""Taking over a queue of another program: files in the layout of docs/origins.md (the "Distributed Filesystem Queue").
+"""Taking over a queue of another program: files in the layout of docs/run/adopt.md ("Distributed Filesystem Queue").
 
     pending/<id>/task.json             a task that waits: its payload, a JSON object
     pending/<shard>/<id>/task.json     the same, in folders by shard
@@ -21,25 +21,18 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import BATCH, REMOTE, TASK, Key, check_id, parts_of_scheduled
-from limpet.keys import LEASE as LEASE_FILE
-from limpet.lease.decide import freed
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import BATCH, REMOTE, TASK, Key, check_id, parts_of_scheduled
+from limpet.kernel.keys import LEASE as LEASE_FILE
+from limpet.kernel.lease.decide import freed
+from limpet.kernel.store.api import Blob, Match, Stat, batched
+from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.store.sources import BadFile, FileSource, Folders, bad_file, shown
 from limpet.queue.api import Policy
 from limpet.queue.decide import claimed
-from limpet.queue.entry import (
-    ENTRY_BYTES_MAX,
-    NOTHING,
-    Receipt,
-    Storage,
-    TaskRecord,
-    new_task,
-    read_task,
-)
-from limpet.store.api import Blob, Match, Stat, batched
-from limpet.store.outcome import put_bytes
-from limpet.store.sources import BadFile, FileSource, Folders, bad_file, shown
+from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, Receipt, TaskRecord, new_task, read_task
+from limpet.queue.storage import Storage
 
 QueuePlace = Literal["completed", "failed", "pending"]
 PLACES: dict[str, QueuePlace] = {each: each for each in get_args(QueuePlace)}

@@ -8,11 +8,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
-from limpet.cell import Fence
-from limpet.errors import Invalid, Unsupported
-from limpet.lease.decide import check_ttl
-from limpet.records import SECONDS_MAX
-from limpet.runtime import in_thread
+from limpet.kernel.cell import Fence
+from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.lease.decide import check_ttl
+from limpet.kernel.records import SECONDS_MAX
 
 Feature = Literal[
     "attempts",
@@ -33,6 +32,28 @@ Feature = Literal[
 ]
 FEATURES: frozenset[Feature] = frozenset(get_args(Feature))
 """Every feature: per-task attempts, batches of any size, deduplication by id, results, and so on."""
+
+TaskState = Literal[
+    "scheduled",
+    "waiting",
+    "running",
+    "resting",
+    "suspended",
+    "completed",
+    "failed",
+    "cancelled",
+]
+TASK_STATES: dict[TaskState, str] = {
+    "scheduled": "pushed with a delay, and not due yet",
+    "waiting": "waits for a worker: it was not claimed yet, or its worker died, or its next attempt is due",
+    "running": "a live worker has claimed it",
+    "resting": "waits for its next attempt, which is not due yet",
+    "suspended": "a durable task that waits for a time, a signal or other tasks, without a worker",
+    "completed": "its handler returned",
+    "failed": "its attempts are used up, or it was given up; it was not retried since",
+    "cancelled": "an operator ended it",
+}
+"""The words for the state of a task, the same in every view. The second to the fifth together are `pending`."""
 
 Outcome = Literal["completed", "failed", "cancelled", "pending", "scheduled", "unknown"]
 
@@ -252,6 +273,11 @@ class Stats:
     """None where the provider keeps no count (SQS)."""
     cancelled: int | None = 0
     """Tasks that were cancelled; they are not among `failed`. None where the provider keeps no count (SQS)."""
+
+    @property
+    def running(self) -> int:
+        """As `in_flight`, by the word that every view has for the state of such a task."""
+        return self.in_flight
 
 
 class Task(Protocol):
@@ -479,18 +505,6 @@ class Queue(Protocol):
 
     def purge(self) -> int:
         """Drop all pending and scheduled tasks; returns how many there were."""
-
-
-class AsyncQueue:
-    """The forms of a queue's methods for coroutines: each runs the plain method in a thread."""
-
-    async def push_async(self: Queue, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
-        """`push` in a thread."""
-        return await in_thread(self.push, payload, id=id, delay_s=delay_s)
-
-    async def result_async(self: Queue, id: str, *, wait_s: float = 0.0) -> Result:
-        """`result` in a thread."""
-        return await in_thread(self.result, id, wait_s=wait_s)
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from limpet.errors import Denied, LimpetError, Missing
-from limpet.keys import Key
-from limpet.runtime import Runtime
-from limpet.store.api import Store, Version
+from limpet.kernel.errors import Denied, LimpetError, Missing
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Store, Version
 
 RING_EVERY_S = 1.0
 """A process rings at most once in this time."""

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
-from limpet.cell import Fence
-from limpet.errors import (
+from limpet.kernel import records
+from limpet.kernel.cell import Fence
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Invalid,
@@ -27,8 +27,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import Key
-from limpet.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
+from limpet.kernel.store.api import Absent
+from limpet.kernel.user_code import ended, text_of
 from limpet.queue.api import Fail, Policy, Retry, Task
 from limpet.queue.decide import (
     Progress,
@@ -60,13 +62,11 @@ from limpet.queue.entry import (
     EntryLease,
     Part,
     Receipt,
-    Storage,
     Suspension,
     result_bytes,
     task_name,
 )
-from limpet.store.api import Absent
-from limpet.user_code import ended, text_of
+from limpet.queue.storage import Storage
 
 NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
@@ -224,7 +224,7 @@ class EntryClaim:
             suspended={n: (each, at_s) for n, each in record.suspended.items() if n in record.waits},
         )
         self._open = {*open_tasks(record, len(content.ids))}
-        self._by_swap = must_charge(lease.record, policy)
+        self._by_swap = must_charge(record, policy)
         self._mutex = self._runtime.mutex()
         self._writing = self._runtime.mutex()
         self._running: dict[int, float] = {}
@@ -466,7 +466,7 @@ class EntryClaim:
 
     def life(self, n: int) -> str:
         """The life of task `n`."""
-        return life_of(self.entry, n, self.content, batch=self.batch)
+        return life_of(self._lease.name, n, self.content, batch=self.batch)
 
     def origin(self, n: int) -> str:
         """What the names of the pushes of task `n` are derived from."""
@@ -646,9 +646,10 @@ class EntryClaim:
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
-        durable = self._durable()
-        failed = {*self._lease.record.failed, *self._progress.failed} if durable else ()
-        self.storage.close(self.entry, batch=self.batch, steps=bool(durable.difference(failed)), keep=failed)
+        record = self._lease.record
+        durable = self._durable() if record.durable or self._progress.durable else ()
+        failed = {*record.failed, *self._progress.failed} if durable else ()
+        self.storage.close(self._lease.name, batch=self.batch, steps=bool({*durable}.difference(failed)), keep=failed)
         if self.content.caller:
             self.storage.wake(self.content.caller)
 
@@ -739,6 +740,10 @@ class EntryClaim:
             self.storage.ring()
         elif self.storage.bell is not None:
             self.storage.bell.expect(self._runtime.elapsed_s() + wait_s)
+        if self._lease.record.suspended and wait_s > 0:
+            note_freed = self.storage.freed_listener and self.storage.freed_listener()
+            if note_freed:
+                note_freed(self.entry, batch=self.batch, version=self._lease.version, wait_s=wait_s)
 
     def _receipt(self, n: int, state: Ended, **about: Any) -> Receipt:
         record, attempts = self._lease.record, self._attempts(n)
@@ -749,10 +754,11 @@ class EntryClaim:
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:
         """Write the receipt of task `n`, unless there is one. See `Storage.write_receipt`."""
-        name = task_name(self.entry, n, batch=self.batch)
+        entry = self._lease.name
+        name = task_name(entry, n, batch=self.batch)
         keys = self.storage.keys
         key = keys.completed_of(name) if receipt.state == "completed" else keys.failed_of(name)
-        self.storage.write_receipt(self.entry, key, receipt, batch=self.batch)
+        self.storage.write_receipt(entry, key, receipt, batch=self.batch)
 
 
 def apply_error(task: Task, error: Exception | None) -> None:

@@ -4,7 +4,7 @@ A receipt ends an entry, so its deletes need not be waited for: a crash before t
 handle. Two rules keep the removal safe:
 
 1. A lease outlives its task. It is deleted only `LINGER_S` after this process knew that the task was gone. A claim that
-   read the task beside its PUT (`queue.py`) relies on this: docs/design/0011-latency.md has the proof.
+   read the task beside its PUT (`queue.py`) relies on this: docs/inside/decisions/0011-latency.md has the proof.
 2. A lease is deleted only if the delete of its task did not fail.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 
-from limpet.errors import LimpetError
-from limpet.keys import QueueKeys
-from limpet.runtime import Runtime
-from limpet.store.api import Store
+from limpet.kernel.errors import LimpetError
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Store
 
 LINGER_S = 1.0
 FRESH_S = 0.5

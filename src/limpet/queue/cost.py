@@ -11,13 +11,23 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
-from limpet.errors import LimpetError
-from limpet.keys import BATCH, TASK, Key, QueueKeys, batch_of, count_of, is_minted, name_of_receipt, parts_of_entry
+from limpet.kernel.errors import LimpetError
+from limpet.kernel.keys import (
+    BATCH,
+    TASK,
+    Key,
+    QueueKeys,
+    batch_of,
+    count_of,
+    is_minted,
+    name_of_receipt,
+    parts_of_entry,
+)
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Store
+from limpet.kernel.store.metered import AS_OF, dollars
 from limpet.queue.bell import LIST_EVERY_S, RING_EVERY_S
-from limpet.queue.entry import Storage
-from limpet.runtime import Runtime
-from limpet.store.api import Store
-from limpet.store.metered import AS_OF, dollars
+from limpet.queue.storage import Storage
 
 MILLION = 1_000_000
 RECEIPTS_READ = 200

@@ -1,7 +1,7 @@
 """The queue's decisions about one entry, and its receipts: pure functions, no store and no clock.
 
 An entry's tasks share one lease record. Every rule here answers an interleaving that broke an earlier wording of it
-(COUNTEREXAMPLES.md H3, H4).
+(docs/trust/failures.md H3, H4).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
-from limpet import records
-from limpet.lease import State
-from limpet.lease.decide import Take, Wait, is_live, next_step
+from limpet.kernel import records
+from limpet.kernel.lease import State
+from limpet.kernel.lease.decide import Take, Wait, next_step
+from limpet.kernel.store.api import Version
 from limpet.queue.api import AttemptError, Policy
 from limpet.queue.entry import (
     ATTEMPT_TRACE_CHARS_MAX,
@@ -32,7 +33,6 @@ from limpet.queue.entry import (
     Receipt,
     Suspension,
 )
-from limpet.store.api import Version
 
 T = TypeVar("T")
 
@@ -117,15 +117,11 @@ class Resting:
     ring_s: float = math.inf
 
 
-def is_left_out(rest: Resting, *, version: Version, at_s: float, now: datetime, ring: bool) -> bool:
-    """Whether an entry, which a listing shows with that version of its lease, need not be considered now.
-
-    `ring`: something has happened in the queue a moment ago.
-    """
+def is_left_out(rest: Resting, *, version: Version, at_s: float, now: datetime) -> bool:
+    """Whether an entry, which a listing shows with that version of its lease, need not be considered now."""
     if rest.version != version:
         return False
-    over = at_s >= rest.due_s or (rest.at is not None and now >= rest.at)
-    return not over and not (ring and at_s >= rest.ring_s)
+    return at_s < rest.due_s and not (rest.at is not None and now >= rest.at)
 
 
 def other_shape(first: PushShape, shape: PushShape) -> bool:
@@ -141,18 +137,6 @@ def first_done(record: EntryLease) -> list[int]:
     batch before may have run the same task, and may still finish first.
     """
     return record.done if record.token == 1 else record.done[: record.settled]
-
-
-def at_work(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> tuple[int, int]:
-    """How many of an entry's `count` tasks a live worker holds, and how many wait for a retry."""
-    since_s = (now - modified).total_seconds()
-    unfinished = open_tasks(record, count)
-    if is_live(record, modified=modified, now=now):
-        resting = sum(1 for n in unfinished if record.waits.get(n, since_s) > since_s)
-        return len(unfinished) - resting, resting
-    if record.state is State.FREE and record.wait_s > since_s:
-        return 0, len(unfinished)
-    return 0, 0
 
 
 def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 A durable task records what it has done, step by step, and may suspend itself without holding a worker. Two rules are
 enough: the first record of a step counts for every attempt, and a suspension is a free lease that knows what it waits
-for. See docs/design/0012-durable-tasks.md.
+for. See docs/inside/decisions/0012-durable-tasks.md.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from limpet import records
-from limpet.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
-from limpet.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
-from limpet.lease import State
+from limpet.kernel import records
+from limpet.kernel.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
+from limpet.kernel.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
+from limpet.kernel.lease import State
+from limpet.kernel.records import Name
 from limpet.queue.decide import aged, open_tasks
 from limpet.queue.entry import (
     AWAITS_MAX,
@@ -31,7 +32,6 @@ from limpet.queue.entry import (
     Suspension,
     task_name,
 )
-from limpet.records import Name
 
 LOOK_MIN_S = 2.0
 LOOK_MAX_S = 60.0

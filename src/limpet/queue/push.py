@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate
 
-from limpet import records
-from limpet.cell import Won
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
+from limpet.kernel import records
+from limpet.kernel.cell import Won
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
+from limpet.kernel.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
+from limpet.kernel.runtime import attempts
+from limpet.kernel.store.api import Absent, Put, batched
 from limpet.queue.api import Pushed
 from limpet.queue.decide import other_shape
 from limpet.queue.entry import (
@@ -20,17 +22,15 @@ from limpet.queue.entry import (
     PUSHED_ENTRIES_MAX,
     ForeignTask,
     PushShape,
-    Storage,
     TaskRecord,
     batch_bytes,
     new_task,
     read_task,
 )
 from limpet.queue.finish import reject_scheduled
-from limpet.store.api import Absent, Put, batched
+from limpet.queue.storage import Storage
 
 SENDS_MAX = 4
-BACKOFF_S = 0.2
 AT_ONCE = 32
 
 
@@ -251,16 +251,19 @@ class Pusher:
         is looked for among the receipts, and sending the same task again at worst runs it again.
         `unclear`: it was sent already, and this was the answer.
         """
-        for sent in range(1, SENDS_MAX + 1):
+        if unclear is None:
             try:
-                if sent > 1 or unclear is None:
-                    self._store.put(key, data, when=Absent())
-                    return True
+                self._store.put(key, data, when=Absent())
+                return True
             except (Conflict, OutcomeUnknown) as error:
                 unclear = error
-            except LimpetError:
-                if unclear is None:
-                    raise
+        for sent in attempts(self._runtime, SENDS_MAX, 0.2):
+            if sent > 1:
+                try:
+                    self._store.put(key, data, when=Absent())
+                    return True
+                except LimpetError as error:
+                    unclear = error
             try:
                 found = self._store.get(key, size_max=ENTRY_BYTES_MAX).data
                 return found == data if write_id is None else _pushed_by(found) == write_id
@@ -272,7 +275,6 @@ class Pusher:
                 return False  # the object is too large to be ours
             except LimpetError as error:
                 unclear = error
-            self._runtime.sleep(self._runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
         raise OutcomeUnknown(
             f"it is unknown whether the push to {key} happened ({unclear})", hint="push it again with the same id"
         )

@@ -1,4 +1,4 @@
-"""Every task of a queue as a row, for `limpet sql`: what waits, runs and rests, what is scheduled, and what has ended.
+"""`TaskRow`: a task as every view shows it, and what its lease says of it; all tasks of a queue as rows, for SQL.
 
 What waits is read before what has ended, so that a task which ends meanwhile is not missed; it is a row once, as ended.
 An object that cannot be read is left out, and counted.
@@ -6,18 +6,19 @@ An object that cannot be read is left out, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import (
+from limpet.kernel import records
+from limpet.kernel.cell import Versioned
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import (
     BATCH,
     LEASE,
     TASK,
@@ -29,12 +30,14 @@ from limpet.keys import (
     parts_of_entry,
     parts_of_scheduled,
 )
-from limpet.lease import State
-from limpet.lease.decide import is_live
-from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done, waits_left
+from limpet.kernel.lease import State
+from limpet.kernel.lease.decide import is_live
+from limpet.kernel.store.api import Blob, Stat, batched
+from limpet.queue.api import TaskState
+from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done
 from limpet.queue.durable import until
-from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, Storage, read_content, read_task
-from limpet.store.api import Blob, Stat, batched
+from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, read_content, read_task
+from limpet.queue.storage import Storage
 
 OBJECTS_AT_ONCE = 64
 BYTES_AT_ONCE = 32 << 20
@@ -42,13 +45,15 @@ BYTES_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task. `state` is waiting, running, resting, suspended, scheduled, completed, failed or cancelled; `payload`
-    and `result` are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry of such a
-    task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without a limit.
-    `reason`: what a suspended one waits for."""
+    """One task, or an entry of several `tasks`, of which some may be `done`.
+
+    `payload` and `result` are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry
+    of such a task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without a
+    limit. `reason`: what a suspended one waits for. `overdue`: its worker has not renewed its claim in time.
+    """
 
     id: str
-    state: str
+    state: TaskState
     batch: str | None = None
     attempts: int = 0
     payload: str | None = None
@@ -60,6 +65,41 @@ class TaskRow:
     due_at: datetime | None = None
     finished_at: datetime | None = None
     reason: str | None = None
+    tasks: int = 1
+    done: int = 0
+    overdue: bool = False
+    suspended_at: datetime | None = None
+    lease: EntryLease | None = None
+    lease_age_s: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What is shown of one that has not ended."""
+        attempt = self.attempts if self.lease is None or self.batch is not None else self.lease.attempt
+        facts: dict[str, Any] = {"state": self.state, "old_state": self._old_state(), "attempt": attempt}
+        facts |= {"worker": self.worker} if self.error is None else {"worker": self.worker, "error": self.error}
+        if self.lease is not None:
+            left_s = max(0.0, self.lease.wait_s - self.lease_age_s)
+            facts |= {
+                "taken_at": self.lease.created_at if self.worker else None,
+                "token": self.lease.token,
+                "heartbeat_s": round(self.lease_age_s, 1),
+                "ttl_s": self.lease.ttl_s,
+                "rests_s": round(left_s, 1) if self.state == "resting" else 0.0,
+                "overdue": self.overdue,
+                "error": self.error,
+            }
+        if self.state == "suspended":
+            facts |= {"reason": self.reason, "suspended_at": self.suspended_at}
+            facts |= {} if self.due_at is None else {"due_at": self.due_at}
+        return facts
+
+    def _old_state(self) -> str:
+        """The word of Limpet 0.1, for programs that read `--json`. It goes with the next release."""
+        if self.state == "running":
+            return "held" if self.lease is not None else "held elsewhere"
+        if self.lease is None and self.error is not None:
+            return "corrupt"
+        return {"waiting": "overdue" if self.overdue else "waits", "resting": "rests"}.get(self.state, self.state)
 
 
 @dataclass(slots=True)
@@ -123,7 +163,7 @@ class _RowReader:
     def _entry(self, entry: str, blob: Blob, lease: Blob | None, key: Key) -> Iterator[TaskRow]:
         batch = is_batch(entry)
         content = read_content(blob, entry, batch=batch, what=key)
-        record = self._storage.lease(entry).decode(lease).value if lease is not None else None
+        seen = self._storage.lease(entry).decode(lease) if lease is not None else None
         now = max(self._storage.runtime.wall(), lease.modified if lease else blob.modified)
         for n, (id_, payload) in enumerate(zip(content.ids, content.payloads, strict=True)):
             row = TaskRow(
@@ -133,10 +173,10 @@ class _RowReader:
                 payload=_text(payload),
                 pushed_at=content.pushed_at,
             )
-            if record is None or lease is None:
+            if seen is None:
                 yield row
-            elif n not in record.failed:  # a failed task of a batch has a receipt
-                yield _with_lease(row, record, n, len(content.ids), lease.modified, now)
+            elif n not in seen.value.failed:  # a failed task of a batch has a receipt
+                yield with_lease(row, seen, n, now)
 
     def failed(self) -> Iterator[TaskRow]:
         """What failed or was cancelled."""
@@ -204,40 +244,56 @@ def _noting(found: TaskRows, key: str) -> Iterator[None]:
         found.unreadable.append(f"{key}: {error}")
 
 
-def _with_lease(row: TaskRow, record: EntryLease, n: int, count: int, modified: datetime, now: datetime) -> TaskRow:
-    """A task that has not ended, or is done in a batch that goes on, as its lease says."""
-    live = is_live(record, modified=modified, now=now)
-    resting = n in waits_left(record, modified=modified, now=now)
+def state_of(record: EntryLease, n: int | None, *, modified: datetime, now: datetime) -> TaskState:
+    """The state of task `n` by the lease of its entry; without `n`, that of the entry as a whole."""
+    if n is not None and n in record.done:
+        return "completed"
+    if n is not None and n in record.failed:
+        return "failed"
+    if record.state is State.CANCELLED:
+        return "cancelled"
     since_s = (now - modified).total_seconds()
-    state = "waiting"
-    if n in record.done:
-        state = "completed"
-    elif record.state not in (State.HELD, State.FREE):
-        state = "cancelled"
-    elif n in record.suspended and (resting or record.state is State.FREE):
-        state = "suspended"
-    elif resting or (record.state is State.FREE and record.wait_s > since_s):
-        state = "resting"
-    elif live:
-        state = "running"
-    result = record.results.get(n)
-    due_at = reason = None
+    free = record.state is State.FREE
+    waits = n is not None and record.waits.get(n, since_s) > since_s
+    if (free or waits) and (record.suspended if n is None else n in record.suspended):
+        return "suspended"
+    if waits or (free and record.wait_s > since_s):
+        return "resting"
+    return "running" if is_live(record, modified=modified, now=now) else "waiting"
+
+
+def with_lease(row: TaskRow, seen: Versioned[EntryLease], n: int | None, now: datetime) -> TaskRow:
+    """A task that has not ended, or has in a batch that goes on, as the lease of its entry says; without `n`, the
+    entry as a whole."""
+    record, modified = seen.value, seen.modified
+    assert modified is not None
+    state = state_of(record, n, modified=modified, now=now)
+    held = record.state is State.HELD and state in ("running", "waiting")
+    count = count_of(record.name)
+    result = None if n is None else record.results.get(n)
+    about: dict[str, Any] = {}
     if state == "suspended":
-        due_at, reason = until(record.suspended[n], modified), record.suspended[n].reason
+        suspended = {m: each for m, each in record.suspended.items() if n in (None, m)}
+        first = suspended[min(suspended)]
+        others = f", and {len(suspended) - 1} more" if len(suspended) > 1 else ""
+        dues = (until(each, modified) for each in suspended.values())
+        due_at = min((due for due in dues if due is not None), default=None)
+        about = {"reason": first.reason + others, "suspended_at": first.since, "due_at": due_at}
     elif state == "resting":
-        due_at = modified + timedelta(seconds=record.waits.get(n, record.wait_s))
-    return TaskRow(
-        row.id,
-        state,
-        batch=row.batch,
-        attempts=attempts_of(record, n),
-        payload=row.payload,
+        wait_s = record.wait_s if n is None else record.waits.get(n, record.wait_s)
+        about = {"due_at": modified + timedelta(seconds=wait_s)}
+    return replace(
+        row,
+        state=state,
+        attempts=0 if n is None else attempts_of(record, n),
         result=None if result is None else _text(result),
-        error=error_of(record, n, count),
-        worker=record.label if live else None,
-        pushed_at=row.pushed_at,
-        due_at=due_at,
-        reason=reason,
+        error=record.error if n is None else error_of(record, n, count),
+        worker=record.label if held or (state == "completed" and is_live(record, modified=modified, now=now)) else None,
+        done=len(record.done) if n is None else 0,
+        overdue=held and state == "waiting",
+        lease=record,
+        lease_age_s=(now - modified).total_seconds(),
+        **about,
     )
 
 
@@ -247,7 +303,7 @@ def _ended_row(
     has_payload = bytes(receipt.payload) != bytes(NOTHING)
     return TaskRow(
         id_,
-        receipt.state,
+        "failed" if receipt.state == "retried" else receipt.state,
         batch=batch,
         attempts=receipt.attempts if attempts is None else attempts,
         payload=_text(receipt.payload) if has_payload else None,
@@ -264,6 +320,6 @@ def _text(data: bytes | msgspec.Raw) -> str:
     return bytes(data).decode(errors="replace")
 
 
-def columns_of(rows: Sequence[TaskRow]) -> dict[str, list[Any]]:
+def columns_of(rows: Sequence[TaskRow], names: Iterable[str]) -> dict[str, list[Any]]:
     """The rows by column."""
-    return {name: [getattr(row, name) for row in rows] for name in TaskRow.__slots__}
+    return {name: [getattr(row, name) for row in rows] for name in names}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
-from limpet.keys import LEASE, QueueKeys, count_of, parts_of_entry, queue_place
+from limpet.kernel.errors import Corrupt, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import LEASE, QueueKeys, count_of, parts_of_entry, queue_place
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Blob, Store, batched
 from limpet.queue.durable import WaitingStep, stands_still
-from limpet.queue.entry import EntryLease, Storage, is_of
-from limpet.runtime import Runtime
-from limpet.store.api import Blob, Store, batched
+from limpet.queue.entry import EntryLease, is_of
+from limpet.queue.storage import Storage
 
 GROUP = 100
 

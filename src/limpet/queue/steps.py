@@ -1,35 +1,35 @@
-"""Durable tasks: `step`, `sleep`, `gather`, `wait_signal`, `version`, as a handler calls them.
+"""The steps of a durable task.
 
 `TaskSteps` are the steps of one run of a task: what earlier attempts have recorded, and what this one adds. A handler
-that has to wait raises `Suspend`, which the worker turns into a free lease (`EntryClaim.suspend`). Outside of a task
-every function does the plain thing: it calls, sleeps, waits.
+that has to wait raises `Suspend`, which the worker turns into a free lease (`EntryClaim.suspend`). What
+a handler calls is in `calls`.
 """
 
 from __future__ import annotations
 
-import inspect
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from limpet import records
-from limpet.cell import Outcome, Versioned
-from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
-from limpet.queue.api import Fail, Pushed, Queue, Result, Task, TaskHandle, need
+from limpet.kernel import records
+from limpet.kernel.cell import Outcome, Versioned
+from limpet.kernel.errors import Corrupt, Invalid, Unsupported
+from limpet.kernel.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
+from limpet.kernel.runtime import Runtime, in_own_task, in_thread, in_whole_thread, running_coroutine, system
+from limpet.kernel.store.api import Store
+from limpet.queue.api import Fail, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.durable import (
     CHANGED,
     KnownStep,
     OtherStep,
     agreed,
-    arguments_digest,
     has_ended,
     is_other,
     left_before,
@@ -42,31 +42,26 @@ from limpet.queue.durable import (
 )
 from limpet.queue.entry import (
     DELAY_MAX_S,
-    ERROR_CHARS_MAX,
-    GATHER_MAX,
-    NOTHING,
     GatheredStep,
-    GatheredTask,
     PushedStep,
     SignalStep,
     StepKind,
     StepRecord,
     Suspension,
     is_of,
-    value_bytes,
 )
-from limpet.runtime import Runtime, in_own_task, in_thread, in_whole_thread, pause, running_coroutine, system
-from limpet.store.api import Store
-from limpet.user_code import UserCall, one_line
+from limpet.queue.step_values import (
+    UNREADABLE,
+    decoded_value,
+    gathered_bytes,
+    json_value,
+    results_in_order,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
 
-GATHERED_BYTES_MAX = 512 * 1024
-SHORT_ERROR_CHARS = 40
-FOREVER_S = 10 * 366 * 86400.0
-UNREADABLE = "cannot be read; `limpet queue retry --from-scratch` runs the task without its recorded steps"
 ELSEWHERE = (
     "a step is made by the handler's own {where}: the number of one that is made in another {where} depends on timing"
 )
@@ -359,7 +354,7 @@ class TaskSteps:
             began_at = self.wall()
             results = self._ends(number, handles, left)
             found = self.record(number, "gather", name, gathered_bytes(results, digest), began_at=began_at)
-        gathered = _decoded(found.value.value, GatheredStep, number)
+        gathered = decoded_value(found.value.value, GatheredStep, number)
         if len(gathered.tasks) != len(handles) or gathered.sha256 not in (None, digest):
             raise Fail(f"step {number} gathered other tasks, or the same ones in another order: {CHANGED}")
         values = {} if gathered.values else self._values(number, handles, gathered)
@@ -367,7 +362,7 @@ class TaskSteps:
             Result(
                 str(id_),
                 each.state,
-                _json(each.value) if gathered.values else values.get(str(id_)),
+                json_value(each.value) if gathered.values else values.get(str(id_)),
                 error=each.error,
                 attempts=each.attempts,
                 worker=each.worker,
@@ -381,7 +376,7 @@ class TaskSteps:
         Raises: Fail if one is gone.   Cost: that of `results`.
         """
         done = [handle for handle, each in zip(handles, gathered.tasks, strict=True) if each.state == "completed"]
-        found = _results(done)
+        found = results_in_order(done)
         if gone := next((each.id for each in found if not each.ok), None):
             raise Fail(f"step {number} gathered {gone!r}, whose result is gone: a receipt lasts for retention_s")
         return {each.id: each.value for each in found}
@@ -395,7 +390,7 @@ class TaskSteps:
         keys = [*dict.fromkeys(key for handle in handles if (key := self._key_of(handle)) is not None)]
         if in_time and keys and self._claim.storage.exists(keys[0]):
             raise self._suspend(number, f"waiting for {len(handles)} tasks in {where}", left, awaits=keys)
-        results = _results(handles)
+        results = results_in_order(handles)
         waited_s = self._waited_s(number)
         open_ = [n for n, result in enumerate(results) if not has_ended(result.state, waited_s)]
         if open_ and in_time:
@@ -409,7 +404,7 @@ class TaskSteps:
         """In how many seconds the last of these delayed tasks is due.   Cost: 1 LIST a queue."""
         due: list[datetime] = []
         for queue in {id(handle.queue): typing.cast(Any, handle.queue) for handle in delayed}.values():
-            times = queue.inspect.due_times()
+            times = queue.due_times()
             due += (times[entry] for handle in delayed if (entry := entry_of(handle)) in times)
         return (max(due) - self._claim.storage.store.now()).total_seconds() if due else 0.0
 
@@ -441,8 +436,8 @@ class TaskSteps:
                 raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name, life=life)
             step = SignalStep(came=False) if seen is None else SignalStep(value=seen.value.value)
             found = self.record(number, "signal", name, records.encode(step), began_at=began_at)
-        step = _decoded(found.value.value, SignalStep, number)
-        return _json(step.value) if step.came else default
+        step = decoded_value(found.value.value, SignalStep, number)
+        return json_value(step.value) if step.came else default
 
     def version(self, change: str) -> bool:
         """Whether this task is on the new side of a change. On the old side no number is used."""
@@ -487,7 +482,7 @@ class TaskSteps:
             pushed = push(name, not self._claim.may_have_begun, caller)
             data = records.encode(pushed)
             found = self.record(number, "push", queue, data, began_at=began_at, sha256=sha256)
-        return _decoded(found.value.value, PushedStep, number)
+        return decoded_value(found.value.value, PushedStep, number)
 
 
 RUNNING: ContextVar[TaskSteps | None] = ContextVar("limpet_steps", default=None)
@@ -499,7 +494,8 @@ _reserved: ContextVar[int | None] = ContextVar("limpet_reserved", default=None)
 
 
 @contextmanager
-def _in_step(number: int) -> Iterator[None]:
+def in_step(number: int) -> Iterator[None]:
+    """The block is the function of that step."""
     before = _inside.set(number)
     try:
         yield
@@ -522,10 +518,10 @@ def in_order(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coro
     steps = RUNNING.get()
     if steps is None or not steps.numbers_push(has_id=True):
         return in_thread(call, *args, **kwargs)
-    return _begun(steps, _numbered(steps.take(), partial(call, *args, **kwargs)))
+    return begun(steps, numbered(steps.take(), partial(call, *args, **kwargs)))
 
 
-async def _numbered(number: int, call: Callable[[], R]) -> R:
+async def numbered(number: int, call: Callable[[], R]) -> R:
     """`call()` in a thread; its push has that number."""
     before = _reserved.set(number)
     try:
@@ -534,7 +530,7 @@ async def _numbered(number: int, call: Callable[[], R]) -> R:
         _reserved.reset(before)
 
 
-async def _begun(steps: TaskSteps, work: Coroutine[Any, Any, R]) -> R:
+async def begun(steps: TaskSteps, work: Coroutine[Any, Any, R]) -> R:
     """What a step does in coroutines: if the task suspends itself meanwhile, this goes on until it is recorded.
 
     If its coroutine is cancelled otherwise, so is `work`, and nothing is recorded; but what runs in a thread comes to
@@ -542,389 +538,3 @@ async def _begun(steps: TaskSteps, work: Coroutine[Any, Any, R]) -> R:
     """
     value: R = await in_own_task(work, steps.under_way, goes_on=lambda: steps.suspended is not None)
     return value
-
-
-# ---- values ----
-
-
-def _decoded(data: msgspec.Raw, kind: type[S], number: int) -> S:
-    try:
-        return records.decode(bytes(data), kind, what=f"step {number}")
-    except Corrupt as error:
-        raise Fail(f"step {number} {UNREADABLE}: {error}") from None
-
-
-def _json(data: msgspec.Raw) -> Any:
-    return records.decode(bytes(data), typing.cast(type[Any], Any), what="the value of a step")
-
-
-def _results(handles: Sequence[TaskHandle]) -> list[Result]:
-    """The results of tasks of several queues, in order."""
-    found: dict[int, Result] = {}
-    by_queue: dict[int, list[int]] = {}
-    for n, handle in enumerate(handles):
-        by_queue.setdefault(id(handle.queue), []).append(n)
-    for places in by_queue.values():
-        results = handles[places[0]].queue.results([handles[n] for n in places])
-        found.update(zip(places, results, strict=True))
-    return [found[n] for n in range(len(handles))]
-
-
-def gathered_bytes(results: Sequence[Result], digest: str) -> bytes:
-    """The ends of tasks as a gather records them: without results if these are too large, then with short errors, and
-    at last without errors."""
-
-    def encoded(error_chars: int, *, values: bool) -> bytes:
-        tasks = [
-            GatheredTask(
-                state=each.state,
-                value=msgspec.Raw(records.encode(each.value)) if values and each.value is not None else NOTHING,
-                error=(each.error or "")[:error_chars] or None,
-                attempts=each.attempts,
-                worker=each.worker if values else None,
-            )
-            for each in results
-        ]
-        return records.encode(GatheredStep(tasks=tasks, values=values, sha256=digest))
-
-    data = encoded(ERROR_CHARS_MAX, values=True)
-    for error_chars in (SHORT_ERROR_CHARS, 0):
-        if len(data) > GATHERED_BYTES_MAX:
-            data = encoded(error_chars, values=False)
-    return data
-
-
-class _Note:
-    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
-
-    def __init__(self, note: Any) -> None:
-        self.__annotations__ = {"it": note}
-
-
-def known_type(note: Any, names: dict[str, Any]) -> Any:
-    """The annotation, if msgspec can build that type from JSON; else Any."""
-    if note is inspect.Parameter.empty:
-        return Any
-    try:
-        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
-        described = msgspec.inspect.type_info(kind)
-    except (AttributeError, NameError, SyntaxError, TypeError):
-        return Any
-    return Any if _has_custom(described, set()) else kind
-
-
-def _has_custom(part: Any, seen: set[int]) -> bool:
-    if isinstance(part, msgspec.inspect.CustomType):
-        return True
-    if id(part) in seen:
-        return False
-    seen.add(id(part))
-    if isinstance(part, tuple):
-        return any(_has_custom(each, seen) for each in part)
-    if isinstance(part, msgspec.Struct):
-        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
-    return False
-
-
-def _typed(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -> Any:
-    """A recorded value as the function's return type.   Raises: Invalid if it does not fit."""
-    plain = _json(msgspec.Raw(data))
-    note = getattr(inspect.unwrap(function), "__annotations__", {}).get("return", inspect.Parameter.empty)
-    kind = known_type(note, getattr(inspect.unwrap(function), "__globals__", {}))
-    if kind is Any:
-        return plain
-    try:
-        return records.converted(plain, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
-
-
-def _name_of(function: Any, name: str | None, args: Sequence[Any]) -> str:
-    if inspect.iscoroutine(function):
-        function.close()  # or Python warns that it was never awaited
-    if not callable(function):
-        raise Invalid(
-            f"a step needs a function, not {_shown(function)}",
-            hint="limpet.step(f, x) calls f(x): do not call it yourself",
-        )
-    if name is not None and _leaves_name(function, args):
-        raise Invalid(
-            "`name` names the step, and the function has a parameter `name`, too",
-            hint="pass that one by its place, or limpet.step(functools.partial(f, name=...), name=...)",
-        )
-    found = name if name is not None else getattr(function, "__qualname__", getattr(function, "__name__", ""))
-    if not found or (name is None and "<lambda>" in found):
-        what = "a lambda" if found else f"a {type(function).__name__}"
-        raise Invalid(f"{what} has no name", hint='give the step one: limpet.step(f, name="...")')
-    return _text(found, "the name of a step").rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
-
-
-def _leaves_name(function: Any, args: Sequence[Any]) -> bool:
-    """Whether the function has a parameter `name` that these arguments leave open."""
-    try:
-        parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # one of C's
-        return False
-    if isinstance(function, partial) and "name" in function.keywords:
-        return False
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    filled = [each.name for each in parameters if each.kind in by_place][: len(args)]
-    open_ = [each.name for each in parameters if each.kind in (by_place[1], inspect.Parameter.KEYWORD_ONLY)]
-    return "name" in open_ and "name" not in filled
-
-
-def _digest(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """The digest of the arguments of a call, those of a `functools.partial` too."""
-    while isinstance(function, partial):
-        args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
-    return arguments_digest(args, kwargs)
-
-
-def _final(value: Any, function: Callable[..., Any], called: str) -> bytes:
-    """What a step's function has returned, as it is recorded.
-
-    Raises: Fail if that cannot be. The function has run, so another attempt would only run it again.
-    """
-    with UserCall() as call:
-        if inspect.iscoroutine(value):
-            value.close()
-            raise Invalid(f"what step {called!r} returned is a coroutine", hint="await limpet.step_async(...)")
-        data = value_bytes(value, f"what step {called!r} returned")
-        _typed(data, function, called)
-        return data
-    assert call.error is not None
-    raise Fail(one_line(call.error)) from call.error
-
-
-def _text(name: Any, what: str) -> str:
-    """A name that can be recorded.   Raises: Invalid."""
-    if not isinstance(name, str) or not name.isprintable():
-        raise Invalid(f"{what} is a printable text, not {_shown(name)}", hint="give it a short name")
-    return name
-
-
-def _handles(tasks: Iterable[Any]) -> list[TaskHandle]:
-    if isinstance(tasks, set | frozenset):
-        raise Invalid("gather needs a list of tasks: a set has another order in each run", hint="limpet.gather([task])")
-    if isinstance(tasks, Pushed | str) or not isinstance(tasks, Iterable):
-        raise Invalid(f"gather needs a list of tasks, not {_shown(tasks)}", hint="limpet.gather([task])")
-    found: list[TaskHandle] = []
-    for task in tasks:
-        each = task.id if isinstance(task, Pushed) else task
-        if not isinstance(each, TaskHandle):
-            raise Invalid(f"{_shown(each)} is not the handle of a task", hint="give what push and push_many return")
-        found.append(each)
-    if len(found) > GATHER_MAX:
-        raise Invalid(f"gather takes at most {GATHER_MAX} tasks, not {len(found)}", hint="gather them in parts")
-    return found
-
-
-def _seconds(seconds: float, what: str) -> float:
-    if not isinstance(seconds, int | float) or not 0 <= seconds <= DELAY_MAX_S:
-        raise Invalid(
-            f"{what} must be between 0 and {DELAY_MAX_S:.0f} seconds, not {_shown(seconds)}",
-            hint="that is a year at most",
-        )
-    return float(seconds)
-
-
-def _shown(value: object) -> str:
-    """A wrong argument, on one short line."""
-    return repr(value)[:80]
-
-
-# ---- what a handler calls ----
-
-
-def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any) -> R:
-    """Call `function` and record what it returns: a later attempt of this task does not call it again.
-
-    All attempts get the same value, as the function's return type builds it from JSON. An exception records nothing
-    and ends the attempt as usual. `name` (default: the function's) and a digest of the arguments tell this step from
-    others when the code changes. The function may run more than once if its worker dies before the record:
-    `limpet.current_task().step_key` is an idempotency key for its side effects.
-    Outside of a task, the function is called and nothing is recorded; so it is in a thread that knows no task.
-    Raises: Fail for a result that is not JSON or over 256 KiB, or if another step was recorded under its number;
-    Invalid in another thread or coroutine than the handler's own; LeaseLost.
-    Cost: 1 PUT; in a later claim 1 LIST and 1 GET for each recorded step, once.
-    """
-    called = _name_of(function, name, args)
-    if inspect.iscoroutinefunction(function):
-        raise Invalid(f"{called} is a coroutine function", hint="await limpet.step_async(...)")
-    steps = RUNNING.get()
-    if steps is None:
-        return function(*args, **kwargs)
-    number, sha256 = steps.take(), _digest(function, args, kwargs)
-    found = steps.recalled(number, "step", called, sha256)
-    if found is None:
-        began_at = steps.wall()
-        with _in_step(number):
-            value = function(*args, **kwargs)
-        data = _final(value, function, called)
-        found = steps.record(number, "step", called, data, began_at=began_at, sha256=sha256)
-    return typing.cast(R, _typed(found.value.value, function, called))
-
-
-@overload
-def step_async(
-    function: Callable[..., Awaitable[R]], /, *args: Any, name: str | None = None, **kwargs: Any
-) -> Coroutine[Any, Any, R]: ...
-
-
-@overload
-def step_async(
-    function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any
-) -> Coroutine[Any, Any, R]: ...
-
-
-def step_async(
-    function: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any
-) -> Coroutine[Any, Any, Any]:
-    """`step`, for coroutines: of a coroutine function, or of a plain one, which then runs in a thread.
-
-    Steps are numbered in the order of the calls of `step_async`, so several may be awaited at once. One that has begun
-    is recorded before the task is suspended. One whose coroutine is cancelled otherwise records nothing, and may have
-    had its effect; a plain function in its thread comes to its end first, and is recorded.
-    """
-    called = _name_of(function, name, args)
-    steps = RUNNING.get()
-    if steps is None:
-        return _called(function, args, kwargs, in_thread)
-    number, sha256 = steps.take(), _digest(function, args, kwargs)
-    return _begun(steps, _step_async(steps, number, sha256, function, called, args, kwargs))
-
-
-async def _step_async(
-    steps: TaskSteps, number: int, sha256: str, function: Callable[..., Any], called: str, args: Any, kwargs: Any
-) -> Any:
-    found = await in_whole_thread(steps.recalled, number, "step", called, sha256)
-    if found is None:
-        if steps.suspended is not None:
-            raise steps.suspended  # it has not begun
-        began_at = steps.wall()
-        with _in_step(number):
-            value = await _called(function, args, kwargs, in_whole_thread)
-        data = _final(value, function, called)
-        record = partial(steps.record, number, "step", called, data, began_at=began_at, sha256=sha256)
-        found = await in_whole_thread(record)
-    return _typed(found.value.value, function, called)
-
-
-async def _called(function: Callable[..., Any], args: Any, kwargs: Any, in_thread: Callable[..., Any]) -> Any:
-    """A coroutine function, or a plain one in a thread, or anything that returns what is to be awaited."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    value = await in_thread(function, *args, **kwargs)
-    return await value if inspect.isawaitable(value) else value
-
-
-def sleep(seconds: float) -> None:
-    """Suspend this task for so long: no worker and no claim is held meanwhile, and no attempt is charged.
-
-    The time counts from its first record, by the store's clock. Outside of a task it sleeps.
-    Raises: Invalid for a negative time or one of more than a year.   Cost: 1 PUT, and 1 PUT for the suspension.
-    """
-    wait_s = _seconds(seconds, "a sleep")
-    steps = RUNNING.get()
-    if steps is None:
-        system().sleep(wait_s)
-    else:
-        steps.sleep(steps.take(), wait_s)
-
-
-def sleep_async(seconds: float) -> Coroutine[Any, Any, None]:
-    """`sleep`, for coroutines."""
-    wait_s = _seconds(seconds, "a sleep")
-    steps = RUNNING.get()
-    return pause(wait_s) if steps is None else _waits(steps, partial(steps.sleep, steps.take(), wait_s))
-
-
-def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]:
-    """The ends of these tasks, in their order: suspends this task until all of them have ended.
-
-    A failed task has ended, and so has a cancelled one: see `Result.ok` and `Result.error`. When `timeout_s` is up, the
-    others are `pending`. All attempts get the same ends. Outside of a task it waits.
-    Raises: Invalid for an id that is no handle of a push; Unsupported for tasks in SQS.
-    Cost: 1 HEAD for a look while the first of them runs, else 1 GET for each entry; 1 PUT at the end.
-    """
-    handles = _handles(tasks)
-    steps = RUNNING.get()
-    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
-    if steps is None:
-        return _waited(handles, FOREVER_S if limit_s is None else limit_s)
-    return steps.gather(_two(steps, limit_s), handles, limit_s)
-
-
-def gather_async(
-    tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None
-) -> Coroutine[Any, Any, list[Result]]:
-    """`gather`, for coroutines."""
-    handles = _handles(tasks)
-    steps = RUNNING.get()
-    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
-    if steps is None:
-        return in_thread(_waited, handles, FOREVER_S if limit_s is None else limit_s)
-    return _waits(steps, partial(steps.gather, _two(steps, limit_s), handles, limit_s))
-
-
-def _waits(steps: TaskSteps, wait: Callable[[], R]) -> Coroutine[Any, Any, R]:
-    """A step that waits, in a thread."""
-    return _begun(steps, in_whole_thread(wait))
-
-
-def _two(steps: TaskSteps, timeout_s: float | None) -> list[int]:
-    """The numbers of a step that waits: with a time limit, that is recorded under the first one."""
-    return [steps.take()] if timeout_s is None else [steps.take(), steps.take()]
-
-
-def _waited(handles: Sequence[TaskHandle], timeout_s: float) -> list[Result]:
-    until_s = system().elapsed_s() + timeout_s
-    for handle in handles:
-        handle.result(wait_s=max(0.0, until_s - system().elapsed_s()))
-    return _results(handles)
-
-
-def wait_signal(name: str, *, timeout_s: float | None = None, default: Any = None) -> Any:
-    """The value of the signal `name` to this task: suspends the task until `limpet.signal` has sent it.
-
-    When `timeout_s` is up, `default`. The first signal of a name counts, and stays.
-    Raises: Invalid outside of a task.   Cost: 1 GET for a look, 1 PUT at the end.
-    """
-    steps = _needed()
-    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
-    return steps.wait_signal(_two(steps, limit_s), name, limit_s, default)
-
-
-def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Coroutine[Any, Any, Any]:
-    """`wait_signal`, for coroutines."""
-    steps = _needed()
-    limit_s = None if timeout_s is None else _seconds(timeout_s, "timeout_s")
-    return _waits(steps, partial(steps.wait_signal, _two(steps, limit_s), name, limit_s, default))
-
-
-def version(change: str) -> bool:
-    """Whether this task is on the new side of a change of its code, for ever.
-
-    A task that had come past this place before the change stays on the old side. Outside of a task: True.
-    Cost: 1 PUT the first time.
-    """
-    if not isinstance(change, str) or not 0 < len(change) <= records.NAME_MAX or not change.isprintable():
-        raise Invalid(f"a change needs a short name, not {_shown(change)}", hint='limpet.version("check-first")')
-    steps = RUNNING.get()
-    return True if steps is None else steps.version(change)
-
-
-def signal(task: TaskHandle | Pushed, name: str, value: Any = None) -> bool:
-    """Send a signal to a task that waits for it now or later; whether this call was the first of that name.
-
-    Raises, Cost: as `Queue.signal`. For an id that is only a text, call `queue.signal(id, name, value)`.
-    """
-    [handle] = _handles([task])
-    return handle.queue.signal(handle, name, value)
-
-
-def _needed() -> TaskSteps:
-    steps = RUNNING.get()
-    if steps is None:
-        raise Invalid("only a task can wait for a signal", hint="call it in a handler that a worker runs")
-    return steps

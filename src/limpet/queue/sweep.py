@@ -11,8 +11,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 
-from limpet.errors import Corrupt, LimpetError, Missing, Unsupported
-from limpet.keys import (
+from limpet.kernel.errors import Corrupt, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import (
     BATCH,
     LEASE,
     REMOTE,
@@ -27,11 +27,12 @@ from limpet.keys import (
     parts_of_step,
     retry_of,
 )
+from limpet.kernel.store.api import Stat
 from limpet.queue.api import Policy
 from limpet.queue.decide import lists_done
 from limpet.queue.durable import orphaned
-from limpet.queue.entry import PUSHED_ENTRIES_MAX, Receipt, Storage, SweepRecord
-from limpet.store.api import Stat
+from limpet.queue.entry import PUSHED_ENTRIES_MAX, Receipt, SweepRecord
+from limpet.queue.storage import Storage
 
 CHUNK = 1000
 SWEEP_EVERY_S = 3600.0

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Conflict, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Denied, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 
 API_TOKENS = "LIMPET_API_TOKENS"
 SECRET_MIN = 16

@@ -367,43 +367,48 @@ def keys_to_delete(body: str) -> list[str]:
     plain = _XML_DECLARATION.sub(b"", data)
     if len(data) > BODY_BYTES_MAX or b"<!" in plain or b"<?" in plain:
         raise _Refused("the body of the delete is too large, or has a comment, a section or a declaration")
-    path: list[str] = []
-    text: list[str] = []
-    objects: list[str] = []
-    keys: list[str] = []
-
-    def start(name: str, attributes: Mapping[str, str]) -> None:
-        path.append(name)
-        inside = "/".join(path)
-        if inside not in ("Delete", "Delete/Quiet", "Delete/Object", "Delete/Object/Key") or "".join(text).strip():
-            raise _Refused(f"the body of the delete has an element {name[:40]!r}, or text, that is not signed")
-        if attributes and (inside != "Delete" or attributes != {"xmlns": _DELETE_NAMESPACE}):
-            raise _Refused("the body of the delete has an attribute that is not signed")
-        if name == "Object":
-            objects.append(name)
-        text.clear()
-
-    def end(name: str) -> None:
-        if name == "Key":
-            keys.append("".join(text))
-        elif name != "Quiet" and "".join(text).strip():
-            raise _Refused("the body of the delete has text outside of its keys")
-        if len(keys) != len(objects):
-            raise _Refused("each object to delete is named by one key")
-        path.pop()
-        text.clear()
-
+    reader = _DeleteReader()
     parser = ParserCreate("utf-8")
-    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text.append
+    parser.StartElementHandler, parser.EndElementHandler = reader.start, reader.end
+    parser.CharacterDataHandler = reader.text.append
     try:
         parser.Parse(plain, True)
     except ExpatError:
         raise _Refused("the body of the delete is not XML") from None
-    if not 0 < len(keys) <= KEYS_MAX:
+    if not 0 < len(reader.keys) <= KEYS_MAX:
         raise _Refused(f"a delete names 1 to {KEYS_MAX} objects")
-    if any(key != key.strip() for key in keys):
+    if any(key != key.strip() for key in reader.keys):
         raise _Refused("a key to delete begins or ends with a space")
-    return keys
+    return reader.keys
+
+
+class _DeleteReader:
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.text: list[str] = []
+        self._path: list[str] = []
+        self._objects = 0
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        self._path.append(name)
+        inside = "/".join(self._path)
+        allowed = inside in ("Delete", "Delete/Quiet", "Delete/Object", "Delete/Object/Key")
+        if not allowed or "".join(self.text).strip():
+            raise _Refused(f"the body of the delete has an element {name[:40]!r}, or text, that is not signed")
+        if attributes and (inside != "Delete" or attributes != {"xmlns": _DELETE_NAMESPACE}):
+            raise _Refused("the body of the delete has an attribute that is not signed")
+        self._objects += name == "Object"
+        self.text.clear()
+
+    def end(self, name: str) -> None:
+        if name == "Key":
+            self.keys.append("".join(self.text))
+        elif name != "Quiet" and "".join(self.text).strip():
+            raise _Refused("the body of the delete has text outside of its keys")
+        if len(self.keys) != self._objects:
+            raise _Refused("each object to delete is named by one key")
+        self._path.pop()
+        self.text.clear()
 
 
 # ---- short-lived credentials ----

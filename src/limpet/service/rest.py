@@ -10,15 +10,18 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage
-from limpet.catalog.state import ID_LIFETIME, NoSuchTable, NoSuchView, shown
-from limpet.errors import Denied, Invalid, Missing, NotModified, Unsupported
-from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
+from limpet.catalog.catalog import Catalog, LoadedTable, NamesPage, Sender
+from limpet.catalog.iceberg.commits import chosen_places
+from limpet.catalog.names import NoSuchTable, NoSuchView, shown
+from limpet.catalog.state import ID_LIFETIME
+from limpet.kernel.errors import Denied, Invalid, Missing, NotModified, Unsupported
+from limpet.service.app import Route
+from limpet.service.requests import Rejected, Request, Response, json_response
 from limpet.service.sign import (
     DELEGATION_HEADER,
     REMOTE_SIGNING,
@@ -30,6 +33,7 @@ from limpet.service.sign import (
     signer_config,
     table_path,
 )
+from limpet.service.tokens import Tokens
 
 SEPARATOR = "\x1f"
 PAGE_MAX = 10_000
@@ -48,11 +52,6 @@ _NO_CONTENT = Response(204)
 
 
 # ---- bodies of requests ----
-
-
-class _Sender(TypedDict):
-    id_: str | None
-    actor: str
 
 
 class _NamespaceBody(msgspec.Struct):
@@ -141,10 +140,34 @@ class Rest:
         self._issuer = issuer
 
     def routes(self) -> list[Route]:
-        """The table, frequent paths first. A route without `touched` requires rights in every namespace."""
+        """All routes, frequent paths first."""
         read = partial(Route, tokens=self._tokens, right="read", touched=_in_path)
         write = partial(Route, tokens=self._tokens, right="write", touched=_in_path)
-        table = [
+        table = self._table(read, write)
+        sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
+        credentials = read("GET", f"{_TABLE}/credentials", self.credentials)
+        listed = [*table, *([sign] if self._signer else ()), *([credentials] if self._issuer else ())]
+        config = {
+            "defaults": self._config,
+            "overrides": {},
+            "endpoints": [_listed_as(route) for route in listed],
+            "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
+        }
+        answer = json_response(config)
+        return [
+            read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
+            *table,
+            sign,
+            credentials,
+            read("GET", f"{_NS}/functions", _no_functions),
+            read("GET", f"{_NS}/functions/{{function}}", _no_functions),
+            write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
+            Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
+        ]
+
+    def _table(self, read: Callable[..., Route], write: Callable[..., Route]) -> list[Route]:
+        """The routes of the protocol. One without `touched` requires rights in every namespace."""
+        return [
             read("GET", _TABLE, self.table),
             read("HEAD", _TABLE, self.has_table),
             write("POST", _TABLE, self.commit_table),
@@ -175,26 +198,6 @@ class Rest:
             write("DELETE", _VIEW, self.drop_view),
             write("POST", f"{_NS}/register-view", self.register_view, touched=None),
             write("POST", "/v1/views/rename", partial(_renamed, self._catalog.rename_view), touched=_in_rename),
-        ]
-        sign = read("POST", f"{_TABLE}/sign", self.sign)  # what it signs may need the right to write too
-        credentials = read("GET", f"{_TABLE}/credentials", self.credentials)
-        listed = [*table, *([sign] if self._signer else ()), *([credentials] if self._issuer else ())]
-        config = {
-            "defaults": self._config,
-            "overrides": {},
-            "endpoints": [_listed_as(route) for route in listed],
-            "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
-        }
-        answer = json_response(config)
-        return [
-            read("GET", "/v1/config", lambda _: answer, quick=True, touched=lambda _: ()),
-            *table,
-            sign,
-            credentials,
-            read("GET", f"{_NS}/functions", _no_functions),
-            read("GET", f"{_NS}/functions/{{function}}", _no_functions),
-            write("POST", "/limpet/undrop", self.undrop, touched=_in_body),
-            Route("POST", "/v1/oauth/tokens", _no_oauth, None, quick=True),
         ]
 
     # ---- namespaces ----
@@ -275,8 +278,9 @@ class Rest:
 
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
-        self._check_places(request, _places_in(request.fields().get("updates")))
-        done = self._catalog.commit_table(*_identifier_of(request), request.fields(), **_sender(request))
+        fields = request.fields()
+        self._check_places(request, chosen_places(fields.get("updates")))
+        done = self._catalog.commit_table(*_identifier_of(request), fields, **_sender(request))
         body = {"metadata-location": done.metadata_location, "metadata": msgspec.Raw(done.metadata)}
         return json_response(body, headers=_etag(done.etag))
 
@@ -339,7 +343,7 @@ class Rest:
         changes = request.fields().get("table-changes")
         for change in changes if isinstance(changes, list) else ():
             if isinstance(change, dict):
-                self._check_places(request, _places_in(change.get("updates")))
+                self._check_places(request, chosen_places(change.get("updates")))
         self._catalog.commit_transaction(changes, **_sender(request))
         return _NO_CONTENT
 
@@ -453,7 +457,7 @@ class Rest:
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
-        self._check_places(request, _places_in(request.fields().get("updates")))
+        self._check_places(request, chosen_places(request.fields().get("updates")))
         return _loaded(self._catalog.replace_view(*_identifier_of(request), request.fields(), **_sender(request)))
 
     def drop_view(self, request: Request) -> Response:
@@ -494,16 +498,6 @@ def _places_in_new(fields: Mapping[str, Any]) -> Iterator[Any]:
     yield from properties.values() if isinstance(properties, dict) else ()
 
 
-def _places_in(updates: Any) -> Iterator[Any]:
-    """The same in updates."""
-    for update in updates if isinstance(updates, list) else ():
-        match update:
-            case {"action": "set-location", "location": location}:
-                yield location
-            case {"action": "set-properties", "updates": dict(properties)}:
-                yield from properties.values()
-
-
 def _namespace_of(request: Request) -> list[str]:
     return request.names[0].split(SEPARATOR)
 
@@ -522,7 +516,7 @@ def _id_of(request: Request) -> str | None:
     return key.lower()
 
 
-def _sender(request: Request) -> _Sender:
+def _sender(request: Request) -> Sender:
     """The idempotency key of a request, and the name of its sender."""
     return {"id_": _id_of(request), "actor": request.caller.name}
 

@@ -17,13 +17,15 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
-from limpet import records
 from limpet.catalog import Publication, PublicationRefused, Publisher
 from limpet.catalog.compactor import Unreachable
-from limpet.catalog.state import RefusedBatch
-from limpet.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
-from limpet.runtime import Runtime
-from limpet.service.http import Rejected, Request, Response, Route, Tokens, json_response
+from limpet.catalog.heads import RefusedBatch
+from limpet.kernel import records
+from limpet.kernel.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.runtime import Runtime
+from limpet.service.app import Route
+from limpet.service.requests import Rejected, Request, Response, json_response
+from limpet.service.tokens import Tokens
 
 SYNC_COMPACT = "/internal/sync-compact"
 FLEET = "limpet-fleet"

@@ -23,10 +23,11 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from limpet.errors import Denied, Invalid, Unavailable, Unsupported
-from limpet.keys import FLEET, join
-from limpet.records import Name
-from limpet.runtime import Runtime
+from limpet.kernel.errors import Denied, Invalid, Unavailable, Unsupported
+from limpet.kernel.keys import FLEET, join
+from limpet.kernel.records import Name
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.credentials import Place, boto3_session, check_endpoint, locate
 from limpet.service.decide import (
     BODY_BYTES_MAX,
     HEADER_CHARACTERS_MAX,
@@ -40,7 +41,6 @@ from limpet.service.decide import (
     encoded,
     session_policy,
 )
-from limpet.store.credentials import Place, boto3_session, check_endpoint, locate
 
 DELEGATION_HEADER = b"x-iceberg-access-delegation"
 REMOTE_SIGNING = "remote-signing"
@@ -197,7 +197,7 @@ class StsClient:
                 )
             raise Unavailable(
                 f"the STS at {self.endpoint} refused AssumeRole: {status} {code}",
-                hint="the service's identity must be trusted by the role: see docs/how-to/signing.md",
+                hint="the service's identity must be trusted by the role: see docs/run/serve.md",
             )
         return self._issued(answer)
 

@@ -17,10 +17,12 @@ from limpet.app.health import BrokenLimit
 from limpet.app.history import DepthHistory, FinishRate, FleetHistory
 from limpet.app.indexes import demand_index
 from limpet.app.overview import CappedStore, FleetOverview
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing
-from limpet.keys import IndexKeys, QueueKeys
-from limpet.queue.inspect import Inspection, QueueSummary, kind_of
-from limpet.store.metered import AS_OF
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
+from limpet.kernel.keys import IndexKeys, QueueKeys
+from limpet.kernel.store.metered import AS_OF
+from limpet.queue.inspect import Inspection, kind_of
+from limpet.queue.storage import Storage
+from limpet.queue.summary import QueueSummary
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog
@@ -156,7 +158,7 @@ def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
 def _capped_reader(fleet: Fleet, name: str) -> Inspection:
     """The reading side of a queue. Of a folder of a directory with more than 999 objects it lists any 1,000."""
     inspection(fleet, name, "list its tasks")
-    return Inspection(CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name), fleet.runtime)
+    return Inspection(Storage(CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name), fleet.runtime))
 
 
 def _some_failed(reader: Inspection) -> tuple[list[dict[str, Any]], list[str]]:
@@ -309,7 +311,8 @@ def sql_facts(fleet: Fleet, query: str) -> dict[str, Any]:
     without the extra `sql`.   Cost: as `limpet.app.query.fleet_sql`, of what the query names.
     """
     from limpet.app.query import fleet_sql
-    from limpet.index.sql import TIMEOUT_S, is_number
+    from limpet.index.sql import TIMEOUT_S
+    from limpet.index.sql_rows import is_number
 
     notes: list[str] = []
     rows = fleet_sql(fleet, query, memory="1GB", timeout_s=TIMEOUT_S, on_note=lambda note: notes.append(cut(note)))
@@ -323,7 +326,7 @@ def sql_facts(fleet: Fleet, query: str) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> str | None:
-    from limpet.index.sql import shown
+    from limpet.index.sql_rows import shown
 
     return None if value is None else cut(shown(value), CELL_CHARS_MAX)
 
@@ -358,7 +361,7 @@ def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
 
 
 def _changes(row: Row) -> list[dict[str, Any]]:
-    from limpet.catalog.state import parsed
+    from limpet.catalog.names import parsed
 
     found = [(change, parsed(change.key)) for change in row.changes if change.key[:2] in ("n/", "t/", "v/")]
     return [
@@ -462,7 +465,7 @@ def _by_levels(names: Mapping[tuple[tuple[str, ...], str], str]) -> dict[tuple[s
 
 def store_facts(fleet: Fleet) -> dict[str, Any]:
     """How long the store takes to answer, and what this process has asked of it.   Cost: 3 GETs."""
-    from limpet.keys import FLEET
+    from limpet.kernel.keys import FLEET
 
     times: list[float] = []
     for _ in range(PROBES):

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: its files, its JSON routes, and the live feed, on the guards of `limpet.service.http`.
+"""The dashboard over HTTP: its files, its JSON routes, and the live feed, on the guards of `limpet.service`.
 
 Routes below `/ui/api` demand the token where there is one, the host name of this machine where there is none, and a
 page of their own origin. Actions also demand JSON and a header that no form can send. The files need no token: nothing
@@ -18,28 +18,21 @@ from urllib.parse import urlsplit
 import msgspec
 
 import limpet
-from limpet import records
-from limpet.app.fleet import absolute, has_store, url_or_default
 from limpet.app.health import Limits
 from limpet.app.history import FleetHistory
 from limpet.app.overview import FleetOverview, OverviewWatch
-from limpet.errors import Denied, Invalid, Unavailable
-from limpet.keys import FLEET
-from limpet.runtime import Flag, system
-from limpet.service.auth import check_bind, source_of
-from limpet.service.http import (
-    DEFAULT,
-    PEER_MAX,
-    Caller,
-    Form,
-    Rejected,
-    Request,
-    Response,
-    Route,
-    ServiceLog,
-    Tokens,
-)
-from limpet.service.serve import ServiceContext, ServicePart, address_of, listen, run
+from limpet.app.place import absolute, has_store, url_or_default
+from limpet.kernel import records
+from limpet.kernel.errors import Denied, Invalid, Unavailable
+from limpet.kernel.keys import FLEET
+from limpet.kernel.runtime import Flag, system
+from limpet.service.app import Route
+from limpet.service.log import Form, ServiceLog
+from limpet.service.parts import ServiceContext, ServicePart
+from limpet.service.protocol import PEER_MAX
+from limpet.service.requests import Rejected, Request, Response
+from limpet.service.serve import address_of, listen, run
+from limpet.service.tokens import DEFAULT, Caller, Tokens, check_bind, source_of
 from limpet.ui import facts
 
 if TYPE_CHECKING:
@@ -474,7 +467,6 @@ class UiPart(ServicePart):
 
 
 def _files() -> dict[str, str]:
-    """The path of each file of the page."""
     names = sorted(each.name for each in (files("limpet.ui") / "static").iterdir() if each.is_file())
     return {"/ui": "index.html"} | {f"/ui/static/{name}": name for name in names if name.rpartition(".")[2] in TYPES}
 

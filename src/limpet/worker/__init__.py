@@ -1,8 +1,12 @@
 """Workers: threads that claim tasks and run their handlers, and the processes that hold those threads.
 
-Of one process: `worker` has the threads and says which queue is polled when, `runner` runs one task and records its
-verdict, `schedule` pushes tasks by the clock. Of several processes: `pool` starts and replaces them, `child` is what
-each of them runs, `protocol` what they say through their pipes. `command` and `guard` run a command under a lock.
+Of one process, read `worker` (its threads, and which queue is asked when), `runner` (one task: the handler is called,
+and its end recorded), `verdict` (what an end means), `coroutines` and `limits`, `schedule` (tasks by the clock). Of
+several, read `pool` (starts and replaces processes), `child` (what each of them runs), `protocol` (what they say
+through their pipes). `command` and `guard` run a command under a lock.
+
+The threads may import the queue, events and the kernel, and know nothing of processes, so that a test or a user's own
+program may use them alone. The processes may import the app, which has the user's tasks.
 """
 
 from limpet.worker.protocol import TaskCounts, WorkerEvent

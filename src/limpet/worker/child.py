@@ -28,15 +28,16 @@ import msgspec
 from msgspec import structs
 
 from limpet.app import Fleet, open
-from limpet.app.fleet import EVENTS_SWITCH, absolute, is_presence_wanted
+from limpet.app.fleet import EVENTS_SWITCH, is_presence_wanted
+from limpet.app.place import absolute
 from limpet.app.presence import PresenceWriter
 from limpet.app.tasks import TaskFunction
-from limpet.errors import Held, Invalid, LimpetError
+from limpet.kernel.errors import Held, Invalid, LimpetError
+from limpet.kernel.runtime import Flag, Runtime, system
+from limpet.kernel.store import MeteredStore, ScopedStore
+from limpet.kernel.user_code import UserCall, one_line
 from limpet.queue import BucketQueue
 from limpet.queue.queue import pending_in
-from limpet.runtime import Flag, Runtime, system
-from limpet.store import MeteredStore, ScopedStore
-from limpet.user_code import UserCall, one_line
 from limpet.worker.protocol import (
     STOP_SIGNALS,
     Backlog,

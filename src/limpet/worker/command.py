@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from limpet.app import Fleet
-from limpet.errors import Held, LeaseLost
-from limpet.lease import Lease
-from limpet.runtime import Runtime, system
+from limpet.kernel.errors import Held, LeaseLost
+from limpet.kernel.lease import Lease
+from limpet.kernel.runtime import Runtime, system
 from limpet.worker import guard
 
 VALIDITY_MIN_S = 0.001

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from limpet import errors
-from limpet.errors import Invalid, LimpetError, Unavailable
-from limpet.runtime import Runtime
+from limpet.kernel import errors
+from limpet.kernel.errors import Invalid, LimpetError, Unavailable
+from limpet.kernel.runtime import Runtime
 from limpet.worker.protocol import (
     NOW,
     STOP,

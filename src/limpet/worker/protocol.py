@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from limpet import records
-from limpet.runtime import system
+from limpet.kernel import records
+from limpet.kernel.runtime import system
 
 STOP = b"stop\n"
 NOW = b"now\n"

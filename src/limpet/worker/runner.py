@@ -7,43 +7,34 @@ A `Runner` is what one thread of a worker does with the tasks of a `SharedClaim`
 from __future__ import annotations
 
 import sys
-import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from limpet import records
-from limpet.cell import Fence
-from limpet.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.events import EventSink, task_run
-from limpet.queue.api import Claim, Fail, Queue, Retry, Task
+from limpet.kernel.cell import Fence
+from limpet.kernel.errors import Invalid, LeaseLost, LimpetError, Unsupported
+from limpet.kernel.runtime import Flag, Runtime
+from limpet.kernel.user_code import UserCall
+from limpet.queue.api import Claim, Queue, Retry, Task
 from limpet.queue.claim import EntryClaim, EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
-from limpet.runtime import Flag, Runtime
-from limpet.tracing import OTEL, TaskSpan, span
-from limpet.user_code import CallResult, UserCall, ended_async, one_line, text_of
+from limpet.queue.tracing import OTEL, TaskSpan, span
+from limpet.worker.coroutines import EventLoop
+from limpet.worker.limits import Permits, Rate
 from limpet.worker.protocol import ROUTINE, EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.schedule import Cron
+from limpet.worker.verdict import Outcome, classify, end_of, record_done
 
 if TYPE_CHECKING:
-    import asyncio
+    pass
+
 
 RATE_OVER_S = 10.0
-RATE_BURST_S = 0.1
-CANCEL_CHECK_S = 0.2
-TRACE_BYTES_MAX = 8 * 1024
-WIND_UP_S = 30.0
-"""For so long what a run has left in its event loop may take to end."""
-WIND_UPS_MAX = 100
 STUBBORN = "of its coroutines ignored that they were cancelled; they stay where they are"
-INTERRUPTED = "a signal has interrupted the handler"
-UNSTORABLE = "the handler returned, but its result cannot be stored"
-OUR_FRAMES = ("limpet", "asyncio", "contextlib", "importlib")
-
-Outcome = Literal["done", "failed", "retried", "lost", "handed_back", "suspended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,79 +50,6 @@ class Job:
     cron: Cron | None = None
     events: EventSink | None = None
     presence: bool = True
-
-
-# ---- how much may run ----
-
-
-class Permits:
-    """How many more tasks may be started; any number if `limit` is None."""
-
-    def __init__(self, limit: int | None, runtime: Runtime) -> None:
-        self._limited = limit is not None
-        self._left = limit or 0
-        self._mutex = runtime.mutex()
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is a limit at all."""
-        return self._limited
-
-    def take(self) -> bool:
-        """Take a permit; False if none is left."""
-        if not self._limited:
-            return True
-        with self._mutex:
-            if self._left < 1:
-                return False
-            self._left -= 1
-            return True
-
-    def give_back(self) -> None:
-        """Return a permit that was not used."""
-        with self._mutex:
-            self._left += 1
-
-    @property
-    def used_up(self) -> bool:
-        """Whether all were taken."""
-        return self._limited and self._left < 1
-
-
-class Rate:
-    """A token bucket: at most `per_s` tasks a second in this process, over any longer time; None: any number.
-
-    It holds a tenth of a second's worth, and at least one, so that a thread which wakes late does not cost throughput.
-    """
-
-    def __init__(self, per_s: float | None, runtime: Runtime) -> None:
-        self._per_s = per_s
-        self._runtime = runtime
-        self._mutex = runtime.mutex()
-        self._room = max(1.0, (per_s or 0.0) * RATE_BURST_S)
-        self._permits = 1.0
-        self._filled_at_s = runtime.elapsed_s()
-
-    def take(self) -> float:
-        """Take a permit: 0.0 if there was one, else the seconds until there will be one."""
-        if self._per_s is None:
-            return 0.0
-        with self._mutex:
-            at_s = self._runtime.elapsed_s()
-            self._permits = min(self._room, self._permits + (at_s - self._filled_at_s) * self._per_s)
-            self._filled_at_s = at_s
-            if self._permits < 1.0:
-                return (1.0 - self._permits) / self._per_s
-            self._permits -= 1.0
-            return 0.0
-
-    def give_back(self) -> None:
-        """Return a permit that was not used."""
-        with self._mutex:
-            self._permits += 1.0
-
-
-# ---- what is reported ----
 
 
 class WorkerReport:
@@ -179,9 +97,6 @@ class WorkerReport:
             since_s, before = self._marks[0]
         rate_per_s = (ended - before) / (at_s - since_s) if at_s > since_s else 0.0
         return TaskCounts(**counts, in_flight=in_flight, rate_per_s=rate_per_s)
-
-
-# ---- the task that runs now ----
 
 
 class RunningTask:
@@ -278,207 +193,6 @@ def as_current(task: RunningTask) -> Iterator[None]:
         yield
     finally:
         _current.reset(before)
-
-
-# ---- calling a handler ----
-
-
-class EventLoop:
-    """The event loop of one thread, created for the first coroutine and kept: what a handler binds to it stays valid.
-
-    Its tasks end with the run that made them. asyncio is imported only where there is something to await.
-    """
-
-    def __init__(self) -> None:
-        self._runner: asyncio.Runner | None = None
-        self.abandoned = 0
-        """How many coroutines of the last run went on although they were cancelled. Their loop does not run again."""
-
-    def run(self, work: Awaitable[Any], over: Callable[[], Exception | None]) -> Any:
-        """Return or raise what `work` does. Once `over` returns an error, cancel `work` and raise that error instead.
-
-        Work that catches the cancellation and returns has returned. Work that ignores it cannot be ended.
-        Steps that have begun come to their end before a suspension; all else that is left in the loop is cancelled,
-        and has ended when this returns.
-        """
-        import asyncio
-
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        with UserCall() as call:  # a coroutine beside may end the loop by a SystemExit
-            end = self._runner.run(_watched(work, over), context=copy_context())
-        self._wind_up(self._runner)
-        if call.error is not None:
-            raise call.error
-        return end.get()
-
-    def _wind_up(self, runner: asyncio.Runner) -> None:
-        """End all that is left in the loop, whatever it raises; what cannot be ended stays behind with the loop."""
-        from asyncio import all_tasks
-
-        loop = runner.get_loop()
-        for _ in range(WIND_UPS_MAX):
-            if not all_tasks(loop):
-                break
-            with UserCall() as call:
-                runner.run(_cancel_others())
-            if call.error is None:
-                break
-        self.abandoned = len(all_tasks(loop))
-        if self.abandoned:
-            self._runner = None
-            loop.close()
-
-    def close(self) -> None:
-        """Close the loop."""
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
-
-
-async def _watched(work: Awaitable[Any], over: Callable[[], Exception | None]) -> CallResult:
-    import asyncio
-
-    steps = RUNNING.get()
-    main = asyncio.ensure_future(ended_async(work))
-    if steps is not None:
-        steps.main = main
-    reason = await _all_done({main}, over)
-    end = CallResult(None, asyncio.CancelledError()) if main.cancelled() else main.result()
-    if reason is not None:
-        return CallResult(None, reason) if isinstance(end.error, asyncio.CancelledError) else end
-    if steps is not None and steps.suspended is not None:
-        reason = await _all_done(steps.under_way, over)
-    return end if reason is None else CallResult(None, reason)
-
-
-async def _all_done(tasks: Collection[asyncio.Task[Any]], over: Callable[[], Exception | None]) -> Exception | None:
-    """Wait until these tasks are done. Once `over` returns an error, cancel them; that error."""
-    import asyncio
-
-    reason: Exception | None = None
-    while left := {task for task in tasks if not task.done()}:
-        await asyncio.wait(left, timeout=CANCEL_CHECK_S)
-        if reason is None and not all(task.done() for task in left):
-            reason = over()
-            if reason is not None:
-                for task in left:
-                    task.cancel()
-    return reason
-
-
-async def _cancel_others() -> None:
-    """Cancel all other tasks of the loop, each once, and wait until they are done, for `WIND_UP_S` at most."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + WIND_UP_S
-    cancelled: set[asyncio.Task[Any]] = set()
-    while left := asyncio.all_tasks() - {asyncio.current_task()}:
-        for task in left - cancelled:
-            task.cancel()
-        cancelled |= left
-        wait_s = until_s - loop.time()
-        if wait_s <= 0:
-            return
-        await asyncio.wait(left, timeout=wait_s)
-
-
-def has_running_loop() -> bool:
-    """Whether this thread runs an event loop, so that it cannot run another."""
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-# ---- verdicts ----
-
-
-@dataclass(frozen=True, slots=True)
-class TaskVerdict:
-    """What is done with a task whose handler raised.
-
-    retry: another attempt, after `after_s`, or after the queue's back-off. fail: no further attempt. lost: the handler
-    stopped because its claim has ended; another worker has the task. halt: a signal has interrupted the handler, and
-    the worker ends; the task goes back with its attempt restored.
-    """
-
-    kind: Literal["retry", "fail", "lost", "halt"]
-    error: str
-    after_s: float | None = None
-    trace: str | None = None
-
-
-def classify(error: BaseException, *, lost: bool, interrupted: bool = False) -> TaskVerdict:
-    """The verdict on a task whose handler raised `error`. `lost`: its claim has ended.
-
-    `interrupted`: this thread got a signal, which is where a KeyboardInterrupt comes from; a handler may also raise one
-    by itself, and that is an error like any other.
-    """
-    match error:
-        case KeyboardInterrupt() if interrupted:
-            return TaskVerdict("halt", INTERRUPTED)
-        case LeaseLost() if lost:
-            return TaskVerdict("lost", text_of(error))
-        case Retry():
-            return TaskVerdict("retry", text_of(error), error.after_s, trace_of(error))
-        case Fail():
-            return TaskVerdict("fail", text_of(error), trace=trace_of(error))
-        case _:
-            return TaskVerdict("retry", one_line(error), trace=trace_of(error))
-
-
-def end_of(error: BaseException | None, suspended: Suspend | None) -> BaseException | None:
-    """How a run has ended whose handler raised `error`, or returned (None), and which was `suspended` or not.
-
-    A handler that catches `Suspend` and returns has not returned: it is suspended all the same. A group of errors, as
-    an `asyncio.TaskGroup` raises it, is a suspension if there is nothing else in it.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        error = error.split(Suspend)[1]
-    return error if error is not None else suspended
-
-
-def record_done(task: Task, value: Any) -> tuple[bool, str]:
-    """Record that the task is done, with its result; whether that was stored, and what is to be said about it.
-
-    A result that cannot be stored is a failure of the task, and is recorded as one. Where the queue keeps no results
-    (SQS) it is left out, and the text says so.   Raises: LimpetError if the store fails.
-    """
-    try:
-        task.done(None if value is None else records.builtins(value))
-    except Unsupported as error:
-        task.done()
-        return True, f"done without its result: {error}"
-    except Invalid as error:
-        note = f"{UNSTORABLE}: {error}"
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        note = f"{UNSTORABLE}: {one_line(error)}"
-    else:
-        return True, ""
-    task.fail(note)
-    return False, note
-
-
-def trace_of(error: BaseException) -> str | None:
-    """The traceback from the user's first frame on, at most the last 8 KiB; None if no frame is the user's."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in OUR_FRAMES:
-        frames = frames.tb_next
-    if frames is None:
-        return None
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    data = text.encode(errors="backslashreplace")
-    if len(data) <= TRACE_BYTES_MAX:
-        return text
-    return "...\n" + data[4 - TRACE_BYTES_MAX :].decode(errors="ignore")
-
-
-# ---- one thread's tasks ----
 
 
 class SharedClaim:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from limpet.errors import Invalid, LimpetError
+from limpet.kernel.errors import Invalid, LimpetError
+from limpet.kernel.runtime import Runtime
 from limpet.queue.api import Pushed, Queue
-from limpet.runtime import Runtime
 
 LATE_MAX = timedelta(minutes=5)
 PUSH_AGAIN_S = 10.0

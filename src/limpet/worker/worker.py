@@ -1,17 +1,18 @@
-"""`Worker`: the threads of one process that claim and run tasks; `PollSchedule`: when they ask for work."""
+"""`Worker`: the threads of one process that claim and run tasks; `LookLine`: which queue they ask for work next."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from limpet.errors import Invalid, LimpetError
+from limpet.kernel.errors import Invalid, LimpetError
+from limpet.kernel.runtime import Runtime
 from limpet.queue.api import Claim, Queue
-from limpet.runtime import Runtime
+from limpet.queue.look import FIRST_S, IDLE_S, MEAN_PART, LookSchedule
+from limpet.worker.limits import Permits, Rate
 from limpet.worker.protocol import EventKind, InterruptWatch, TaskCounts, WorkerEvent
-from limpet.worker.runner import Job, Permits, Rate, Runner, SharedClaim, WorkerReport
+from limpet.worker.runner import Job, Runner, SharedClaim, WorkerReport
 from limpet.worker.schedule import CronPusher
 
 TICK_S = 0.2
@@ -26,118 +27,52 @@ LONG_POLLS = ("sqs",)
 LONG_POLL_S = 20.0
 SHORT_POLL_S = 1.0
 
-FIRST_S = 0.2
-GROWTH = 1.5
 BUSY_S = 1.0
-IDLE_S = 24.0
-FAILED_MAX_S = 30.0
-EARLY_PART = 0.9
-MEAN_PART = (EARLY_PART + 1.0) / 2
-"""Pauses are cut by up to a tenth at random, so that a fleet does not poll in step; so long is one on average."""
 REASONS_NAMED = 3
 AHEAD_PART = 10
 """An entry is claimed ahead if entries have lately taken less than this part of `ttl_s`."""
 
 
-@dataclass(slots=True)
-class _PollState:
-    """What is known of one queue. `hot`: the last poll found an entry, so every thread may poll again at once."""
+class LookLine:
+    """Which queue the threads of a worker ask next, by the schedule of each.
 
-    hot: bool = False
-    pause_s: float = FIRST_S
-    open_at_s: float = float("-inf")
-    failures: int = 0
-
-
-class PollSchedule:
-    """The poll schedule of a worker: which queue its threads poll next, and when. An empty poll costs a request.
-
-    A queue found empty is polled again after a pause that grows, by one thread at a time; the pause counts from the
-    beginning of a poll. All queues together are polled about once a second while any of them has work, and once in 24 s
-    when none has: more queues, or more threads, cost no more requests.
-
+    All queues together are asked about once a second while any of them has work, and once in 24 s when none has: more
+    queues, or more threads, cost no more requests.
     `in_order`: an earlier queue comes first. Otherwise the queue that had an entry goes to the end of the line.
     """
 
     def __init__(self, idle_s: Sequence[float], runtime: Runtime, *, in_order: bool) -> None:
-        queues = len(idle_s)
-        self._idle_s = idle_s
-        self._runtime = runtime
+        self.queues = [LookSchedule(longest_s, runtime) for longest_s in idle_s]
         self._mutex = runtime.mutex()
-        self._states = [_PollState() for _ in range(queues)]
-        self._line: list[int] = list(range(queues))
+        self._line: list[int] = list(range(len(idle_s)))
         self._in_order = in_order
 
     def take(self) -> int | None:
-        """The queue to poll now; None when it is too early for each. Report the result to `found`, `empty`, `defer` or
-        `failed`."""
-        at_s = self._runtime.elapsed_s()
-        with self._mutex:
-            for n in self._line:
-                state = self._states[n]
-                if state.open_at_s <= at_s:
-                    if not state.hot:
-                        state.open_at_s = at_s + state.pause_s * self._runtime.rng.uniform(EARLY_PART, 1.0)
-                        state.pause_s = min(state.pause_s * GROWTH, self._idle_s[n])
-                    return n
-        return None
+        """The queue to ask now; None when it is too early for each. Its schedule wants to know the result."""
+        return next((n for n in self.line() if self.queues[n].take()), None)
 
     def found(self, n: int) -> None:
-        """The queue had an entry. The others are polled soon: tasks often push tasks."""
-        at_s = self._runtime.elapsed_s()
-        soon_s = BUSY_S * len(self._states)
-        with self._mutex:
-            for state in self._states:
-                state.pause_s = min(state.pause_s, soon_s)
-                state.open_at_s = min(state.open_at_s, at_s + soon_s)
-            self._states[n] = _PollState(hot=True)
-            if not self._in_order:
+        """The queue had an entry. The others are asked soon: tasks often push tasks."""
+        for schedule in self.queues:
+            schedule.soon(BUSY_S * len(self.queues))
+        self.queues[n].found()
+        if not self._in_order:
+            with self._mutex:
                 self._line.remove(n)
                 self._line.append(n)
 
-    def empty(self, n: int) -> None:
-        """The queue had none. Threads that poll at the same time do not make the pause longer: `take` does."""
-        at_s = self._runtime.elapsed_s()
-        with self._mutex:
-            state = self._states[n]
-            state.failures = 0
-            if state.hot:
-                self._states[n] = _PollState(open_at_s=at_s + FIRST_S)
-
-    def defer(self, n: int, after_s: float) -> None:
-        """The queue was not polled; poll it in so many seconds."""
-        with self._mutex:
-            self._states[n].open_at_s = self._runtime.elapsed_s() + after_s
-
-    def failed(self, n: int) -> int:
-        """The store failed: poll again after one second, then two, up to 30. How many failures in a row."""
-        with self._mutex:
-            state = self._states[n]
-            state.hot = False
-            state.failures += 1
-            state.open_at_s = self._runtime.elapsed_s() + min(FAILED_MAX_S, 2.0 ** (state.failures - 1))
-            return state.failures
-
-    def failed_wait_s(self) -> float:
-        """Seconds until every queue whose last poll failed may be polled; 0.0 if there is none."""
-        with self._mutex:
-            at_s = self._runtime.elapsed_s()
-            return max((max(state.open_at_s - at_s, FIRST_S) for state in self._states if state.failures), default=0.0)
-
-    def wake(self, n: int) -> None:
-        """The queue has changed: it may be polled now."""
-        with self._mutex:
-            self._states[n].open_at_s = float("-inf")
-
     def line(self) -> list[int]:
-        """All queues, in the order in which they are polled."""
+        """All queues, in the order in which they are asked."""
         with self._mutex:
             return [*self._line]
 
+    def failed_wait_s(self) -> float:
+        """Seconds until every queue whose last look failed may be asked; 0.0 if there is none."""
+        return max((max(each.wait_s(), FIRST_S) for each in self.queues if each.failures), default=0.0)
+
     def wait_s(self) -> float:
-        """Seconds until a queue may be polled."""
-        with self._mutex:
-            return max(0.0, min(state.open_at_s for state in self._states) - self._runtime.elapsed_s())
+        """Seconds until a queue may be asked."""
+        return min(each.wait_s() for each in self.queues)
 
 
 class AheadClaim:
@@ -213,7 +148,7 @@ class Worker:
         self._stopping = runtime.flag()
         self._ended = runtime.flag()
         idle_s = [_idle_s(each.queue, len(jobs), poll_s) for each in jobs]
-        self._polls = PollSchedule(idle_s, runtime, in_order=in_order)
+        self._looks = LookLine(idle_s, runtime, in_order=in_order)
         self._rates = [Rate(each.queue.policy.rate_per_s, runtime) for each in jobs]
         self._cron = CronPusher([(each.queue, each.cron) for each in jobs if each.cron], runtime)
         self._turn = runtime.mutex()
@@ -421,12 +356,12 @@ class Worker:
 
     def _rest(self, tokens: Sequence[str | None]) -> None:
         """Wait until a queue is due, or its change token differs, where reading that costs no request."""
-        while (left_s := self._polls.wait_s()) > 0:
+        while (left_s := self._looks.wait_s()) > 0:
             blind = all(token is None for token in tokens)
             woken = self._pause(left_s if blind else min(left_s, TOKEN_EVERY_S))
             for n, (each, token) in enumerate(zip(self._jobs, tokens, strict=True)):
                 if token is not None and each.queue.change_token() != token:
-                    self._polls.wake(n)
+                    self._looks.queues[n].wake()
             if woken or self._may_join():
                 return
 
@@ -439,14 +374,14 @@ class Worker:
                 return None
             quiet = self._working == 0
             found = self._join(runner)
-            for n in self._polls.line() if found is None else ():
+            for n in self._looks.line() if found is None else ():
                 if self._rates[n].take():
                     quiet = False
                 elif (found := self._try(runner, n, last=quiet)) is not None:
                     break
             if found is not None:
                 return found
-            failed_s = self._polls.failed_wait_s()
+            failed_s = self._looks.failed_wait_s()
             if self.error is not None:
                 self.stop()
             elif not quiet or failed_s:
@@ -481,12 +416,12 @@ class Worker:
     def _poll(self, runner: Runner, *, idle: bool = False) -> SharedClaim | None:
         """Poll the queues that are due, each at most once."""
         for _ in self._jobs:
-            n = None if self._over else self._polls.take()
+            n = None if self._over else self._looks.take()
             if n is None:
                 return None
             wait_s = self._rates[n].take()
             if wait_s:
-                self._polls.defer(n, wait_s)
+                self._looks.queues[n].defer(wait_s)
             elif (shared := self._try(runner, n, idle=idle)) is not None:
                 return shared
         return None
@@ -503,16 +438,16 @@ class Worker:
         try:
             claim = queue.claim_last() if last else queue.claim(wait_s=wait_s)
         except LimpetError as error:
-            times = self._polls.failed(n)
+            times = self._looks.queues[n].failed()
             self._report.say("trouble", runner.name, queue=queue.name, note=_text(error))
             if self._burst and times >= BURST_FAILURES_MAX:
                 self.error = error
             claim = None
         else:
             if claim:
-                self._polls.found(n)
+                self._looks.found(n)
                 return self._shared(runner, n, claim)
-            self._polls.empty(n)
+            self._looks.queues[n].empty()
         finally:
             self._report_notices(runner, n)
         self._rates[n].give_back()

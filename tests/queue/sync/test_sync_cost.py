@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from limpet.kernel.runtime import system
+from limpet.kernel.store import DirectoryStore, MeteredStore
 from limpet.queue import BucketQueue
 from limpet.queue.sync import Cycle, Outbox, Supervisor
-from limpet.runtime import system
-from limpet.store import DirectoryStore, MeteredStore
 from support.queue import Network
 from support.sync import Fleet, Node, at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
+from limpet.kernel.errors import Conflict, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.queue.claim import EntryTask
 from limpet.queue.sync import Collision
 from support.queue import Crash, crash, raises

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from limpet import keys
-from limpet.errors import Conflict
-from limpet.keys import Key, log_key, log_of, queue_place
+from limpet.kernel import keys
+from limpet.kernel.errors import Conflict
+from limpet.kernel.keys import Key, log_key, log_of, queue_place
 from limpet.queue.entry import ENTRY_BYTES_MAX
 from limpet.queue.sync import Blocked, Cycle, SyncEvent
 from limpet.queue.sync.log import LINES_MAX

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.lease import State
+from limpet.kernel import records
+from limpet.kernel.lease import State
 from limpet.queue.api import Policy
 from limpet.queue.decide import claimed, freed
 from limpet.queue.entry import EntryLease, Receipt, new_task

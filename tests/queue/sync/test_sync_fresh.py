@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from limpet import keys
-from limpet.errors import Invalid
-from limpet.keys import Key
+from limpet.kernel import keys
+from limpet.kernel.errors import Invalid
+from limpet.kernel.keys import Key
+from limpet.kernel.store import Always, MemoryStore
 from limpet.queue.sync.decide import RemoteFleet
 from limpet.queue.sync.log import PAGE
 from limpet.queue.sync.supervisor import RETENTION_S
-from limpet.store import Always, MemoryStore
 from support.clock import QueueRuntime
 from support.queue import Crash, crash
 from support.sync import Fleet, Node, at, ended, names, waiting

@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from limpet import keys
-from limpet.errors import Corrupt, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import Key
+from limpet.kernel import keys
+from limpet.kernel.errors import Corrupt, OutcomeUnknown, Unavailable, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.records import encode
+from limpet.kernel.store import Always
 from limpet.queue.entry import Receipt
 from limpet.queue.sync.records import (
     LINE_BYTES_MAX,
@@ -24,8 +26,6 @@ from limpet.queue.sync.records import (
     read_log,
 )
 from limpet.queue.sync.up import INLINE_BYTES_MAX
-from limpet.records import encode
-from limpet.store import Always
 from support.stores import late, lost_reply, lost_request, refused_409, unavailable
 from support.sync import Fleet, Node, at, ended, names, waiting
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from limpet import keys
-from limpet.keys import Key, QueueKeys
-from limpet.lease import State
+from limpet.kernel import keys
+from limpet.kernel.keys import Key, QueueKeys
+from limpet.kernel.lease import State
+from limpet.kernel.store import MemoryStore
 from limpet.queue.claim import EntryClaim
 from limpet.queue.entry import EntryLease
 from limpet.queue.sync import Collision, Outbox
 from limpet.queue.sync.records import RemoteLease
-from limpet.store import MemoryStore
 from support.queue import TTL_S, Crash, crash
 from support.sync import DOWN_S, UP_S, Fleet, Node, at, names, waiting
 
@@ -321,15 +321,15 @@ def test_whoever_holds_a_task_elsewhere_is_shown(fleet: Fleet) -> None:
     _taken(a)
     a.up()
     b.down()
-    assert {row["id"]: (row["state"], row["worker"]) for row in b.queue.inspect.entries("pending")} == {
-        "x": ("held elsewhere", "host:a.w at a"),
-        "free": ("waits", None),
+    assert {row["id"]: (row["state"], row["worker"]) for row in b.queue.entries("pending")} == {
+        "x": ("running", "host:a.w at a"),
+        "free": ("waiting", None),
     }
-    shown = b.queue.inspect.waiting_facts("x")
+    shown = b.queue.waiting_facts("x")
     assert shown is not None
-    assert (shown["state"], shown["worker"]) == ("held elsewhere", "host:a.w at a")
+    assert (shown["state"], shown["worker"]) == ("running", "host:a.w at a")
     b.memory.put(at("pending/free/remote.json"), b"rubbish")
-    assert b.queue.inspect.waiting_facts("free") is not None
+    assert b.queue.waiting_facts("free") is not None
     fleet.pass_by(2 * DOWN_S)
-    assert {row["state"] for row in b.queue.inspect.entries("pending")} == {"waits"}
+    assert {row["state"] for row in b.queue.entries("pending")} == {"waiting"}
     assert sorted(b.work()) == ["free", "x"]

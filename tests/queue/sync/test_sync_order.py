@@ -9,14 +9,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from limpet import records
-from limpet.errors import Unavailable
-from limpet.keys import QueueKeys
+from limpet.kernel import records
+from limpet.kernel.errors import Unavailable
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.store.api import batched
 from limpet.queue import Result
-from limpet.queue.entry import Receipt, Storage
+from limpet.queue.entry import Receipt
+from limpet.queue.storage import Storage
 from limpet.queue.sync.log import LINES_MAX, LOG_BYTES_MAX
 from limpet.queue.sync.records import HeldLine, Line, PushLine, log_bytes, read_log
-from limpet.store.api import batched
 from support.queue import Crash, crash, raises
 from support.sync import Client, Fleet, Node, at, ended, names, waiting
 

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 
 import limpet
+from limpet.kernel.runtime import system
 from limpet.queue.sync import Supervisor
-from limpet.runtime import system
 from support.servers.process import Bucket
 
 KILLS = 4
@@ -22,7 +22,7 @@ NODE = """
 import sys
 import limpet
 from limpet.queue.sync import Supervisor
-from limpet.runtime import system
+from limpet.kernel.runtime import system
 
 life, remote = sys.argv[1:]
 fleet = limpet.open("a", durability="os")

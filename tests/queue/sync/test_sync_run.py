@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from limpet.errors import Held, LeaseLost, Unavailable
-from limpet.keys import SUPERVISOR
-from limpet.lease import Lock, VersionWatch
+from limpet.kernel.errors import Held, LeaseLost, Unavailable
+from limpet.kernel.keys import SUPERVISOR
+from limpet.kernel.lease import Lock, VersionWatch
 from limpet.queue.sync import Cycle, Disconnected, Reconnected, Supervisor, SyncEvent
 from support.clock import ManualRuntime
 from support.queue import Network, raises

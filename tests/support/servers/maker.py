@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from limpet.store import MemoryStore, Store
+from limpet.kernel.store import MemoryStore, Store
 
 __all__ = ["KINDS", "SHARED_KINDS", "Maker"]
 
@@ -35,10 +35,10 @@ class Maker:
         if self.kind == "memory":
             return MemoryStore()
         if self.kind.startswith("directory"):
-            from limpet.store.directory import DirectoryStore
+            from limpet.kernel.store.directory import DirectoryStore
 
             return DirectoryStore(self.url, durability="fsync" if self.kind.endswith("fsync") else "os")
-        from limpet.store.cloud import CloudStore
+        from limpet.kernel.store.cloud import CloudStore
 
         store = CloudStore(self.url, options=self.options)
         if self.kind == "rgw":

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from limpet.store.cloud import CloudStore
+from limpet.kernel.store.cloud import CloudStore
 
 __all__ = ["ACTS", "Misbehaving", "misbehaving"]
 

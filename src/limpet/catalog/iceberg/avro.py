@@ -43,9 +43,9 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record, StructProtocol
 
-from limpet import records
 from limpet.catalog.maintain.decide import assigned_row_id, inherited_row_id
-from limpet.errors import Corrupt
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt
 
 D = TypeVar("D", bound=StructProtocol)
 

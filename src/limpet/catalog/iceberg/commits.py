@@ -1,215 +1,64 @@
-"""The updates and requirements of a commit to a table, as clients send them: format versions 1 to 3.
+"""A commit to a table, as a client sends it: its updates and requirements, checked and applied.
 
-They are checked against types and passed on as they are, with the fields that no specification knows. Their files and
-folders are named, for the warehouse to check (F29).
+What each update holds and does is in `limpet.catalog.iceberg.updates`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 
-from limpet import records
+from limpet.catalog.iceberg.metadata import (
+    MANY,
+    AnyUuid,
+    KeyJson,
+    Long,
+    PartitionStatisticsJson,
+    Short,
+    SnapshotJson,
+    StatisticsJson,
+    TableWork,
+    check_manifests,
+    check_whole,
+    files_in,
+    refuse_version,
+    strange_urls,
+)
 from limpet.catalog.iceberg.schemas import (
+    FIRST_PARTITION_ID,
     UNSET_ID,
     VERSION,
     KebabFields,
     OrderJson,
     SchemaJson,
     SpecJson,
-    kebab_names,
 )
-from limpet.catalog.warehouse import Json, is_url
-from limpet.errors import Invalid
-
-ROW_ID_MAX = (1 << 63) - 1
-
-MANY = 1 << 20
-Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Amount = Annotated[int, msgspec.Meta(ge=0, le=ROW_ID_MAX)]
-_Positive = Annotated[int, msgspec.Meta(gt=0, le=ROW_ID_MAX)]
-Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-_Ids = Annotated[list[Long], msgspec.Meta(max_length=MANY)]
-Texts = Annotated[dict[Short, Short], msgspec.Meta(max_length=MANY)]
-AnyUuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$", max_length=36)]
-
-
-# ---- objects in metadata ----
-
-
-class SnapshotJson(KebabFields):
-    """A snapshot. `first_row_id` and `added_rows`: the row lineage, of every snapshot since the table has
-    version 3. Those of version 1 may lack the number and the summary."""
-
-    snapshot_id: Long
-    timestamp_ms: Long
-    manifest_list: Short
-    sequence_number: Amount | None = None
-    summary: Texts | None = None
-    parent_snapshot_id: Long | None = None
-    schema_id: Long | None = None
-    first_row_id: Amount | None = None
-    added_rows: Amount | None = None
-    key_id: Short | None = None
-
-
-class _BlobJson(KebabFields):
-    type: Short
-    snapshot_id: Long
-    sequence_number: Long
-    fields: _Ids
-    properties: Texts | None = None
-
-
-class StatisticsJson(KebabFields):
-    """A Puffin file with statistics of a snapshot."""
-
-    snapshot_id: Long
-    statistics_path: Short
-    file_size_in_bytes: Amount
-    file_footer_size_in_bytes: Amount
-    blob_metadata: Annotated[list[_BlobJson], msgspec.Meta(max_length=MANY)]
-    key_metadata: Short | None = None
-
-
-class PartitionStatisticsJson(KebabFields):
-    """A file with statistics of the partitions of a snapshot."""
-
-    snapshot_id: Long
-    statistics_path: Short
-    file_size_in_bytes: Amount
-
-
-class KeyJson(KebabFields):
-    """An encryption key, itself encrypted by another one."""
-
-    key_id: Short
-    encrypted_key_metadata: Short
-    encrypted_by_id: Short | None = None
-    properties: Texts | None = None
-
-
-class RefJson(KebabFields):
-    """A branch or tag."""
-
-    snapshot_id: Long
-    type: Literal["branch", "tag"]
-    max_ref_age_ms: _Positive | None = None
-    max_snapshot_age_ms: _Positive | None = None
-    min_snapshots_to_keep: _Positive | None = None
-
-
-# ---- updates ----
-
-
-class _Change(KebabFields, tag_field="action"):
-    """An update, by its `action`."""
-
-
-class _AssignUuidChange(_Change, tag="assign-uuid"):
-    uuid: AnyUuid
-
-
-class _UpgradeVersionChange(_Change, tag="upgrade-format-version"):
-    format_version: Annotated[int, msgspec.Meta(ge=0, le=1000)]
-
-
-class _AddSchemaChange(_Change, tag="add-schema"):
-    schema: SchemaJson
-
-
-class _SetSchemaChange(_Change, tag="set-current-schema"):
-    schema_id: Long = UNSET_ID
-
-
-class _AddSpecChange(_Change, tag="add-spec"):
-    spec: SpecJson
-
-
-class _SetSpecChange(_Change, tag="set-default-spec"):
-    spec_id: Long = UNSET_ID
-
-
-class _AddOrderChange(_Change, tag="add-sort-order"):
-    sort_order: OrderJson
-
-
-class _SetOrderChange(_Change, tag="set-default-sort-order"):
-    sort_order_id: Long = UNSET_ID
-
-
-class _AddSnapshotChange(_Change, tag="add-snapshot"):
-    snapshot: SnapshotJson
-
-
-class _SetRefChange(RefJson, kw_only=True, tag_field="action", tag="set-snapshot-ref"):
-    ref_name: Short
-
-
-class _RemoveRefChange(_Change, tag="remove-snapshot-ref"):
-    ref_name: Short
-
-
-class _RemoveSnapshotsChange(_Change, tag="remove-snapshots"):
-    snapshot_ids: _Ids
-
-
-class _SetLocationChange(_Change, tag="set-location"):
-    location: Short
-
-
-class _PutPropertiesChange(_Change, tag="set-properties"):
-    updates: Texts
-
-
-class _DropPropertiesChange(_Change, tag="remove-properties"):
-    removals: Annotated[list[Short], msgspec.Meta(max_length=MANY)]
-
-
-class _SetStatisticsChange(_Change, tag="set-statistics"):
-    statistics: StatisticsJson
-
-
-class _RemoveStatisticsChange(_Change, tag="remove-statistics"):
-    snapshot_id: Long
-
-
-class _SetPartitionStatisticsChange(_Change, tag="set-partition-statistics"):
-    partition_statistics: PartitionStatisticsJson
-
-
-class _RemovePartitionStatisticsChange(_Change, tag="remove-partition-statistics"):
-    snapshot_id: Long
-
-
-class _RemoveSpecsChange(_Change, tag="remove-partition-specs"):
-    spec_ids: _Ids
-
-
-class _RemoveSchemasChange(_Change, tag="remove-schemas"):
-    schema_ids: _Ids
-
-
-class _AddKeyChange(_Change, tag="add-encryption-key"):
-    encryption_key: KeyJson
-
-
-class _RemoveKeyChange(_Change, tag="remove-encryption-key"):
-    key_id: Short
-
-
-_Update = (
-    _AssignUuidChange | _UpgradeVersionChange | _AddSchemaChange | _SetSchemaChange | _AddSpecChange
-    | _SetSpecChange | _AddOrderChange | _SetOrderChange | _AddSnapshotChange | _SetRefChange | _RemoveRefChange
-    | _RemoveSnapshotsChange | _SetLocationChange | _PutPropertiesChange | _DropPropertiesChange
-    | _SetStatisticsChange | _RemoveStatisticsChange | _SetPartitionStatisticsChange
-    | _RemovePartitionStatisticsChange | _RemoveSpecsChange | _RemoveSchemasChange | _AddKeyChange
-    | _RemoveKeyChange
-)  # fmt: skip
-
+from limpet.catalog.iceberg.updates import (
+    LIGHT,
+    UPDATES,
+    AddKey,
+    AddOrder,
+    AddSchema,
+    AddSnapshot,
+    AddSpec,
+    AnyUpdate,
+    RemoveSnapshots,
+    SetLocation,
+    SetPartitionStatistics,
+    SetProperties,
+    SetRef,
+    SetStatistics,
+    Update,
+    UpgradeVersion,
+    kind_of,
+)
+from limpet.catalog.names import CommitFailed
+from limpet.catalog.warehouse import Json, property_texts
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
 
 # ---- requirements ----
 
@@ -255,13 +104,92 @@ _Requirement = (
     _UuidCheck | _RefCheck | _FieldCheck | _SchemaCheck | _PartitionCheck | _SpecCheck | _OrderCheck | _CreateCheck
 )
 
+_MISMATCHES = {
+    "assert-last-assigned-field-id": (
+        "last assigned field id changed: expected id", "last-assigned-field-id", "last-column-id"),
+    "assert-current-schema-id": ("current schema changed: expected id", "current-schema-id", "current-schema-id"),
+    "assert-last-assigned-partition-id": (
+        "last assigned partition id changed: expected id", "last-assigned-partition-id", "last-partition-id"),
+    "assert-default-spec-id": ("default partition spec changed: expected id", "default-spec-id", "default-spec-id"),
+    "assert-default-sort-order-id": (
+        "default sort order changed: expected id", "default-sort-order-id", "default-sort-order-id"),
+}  # fmt: skip
+"""By type of requirement: the message, its field, and the field of the metadata that must be equal."""
+
+
+def check_requirement(requirement: Json, table: Json) -> None:
+    """Check a requirement of a client. The messages are those of the reference implementation.
+
+    Raises: CommitFailed.
+    """
+    kind = requirement["type"]
+    if kind == "assert-ref-snapshot-id":
+        _check_ref(requirement["ref"], requirement.get("snapshot-id"), table["refs"].get(requirement["ref"]))
+        return
+    if kind == "assert-create":
+        raise CommitFailed("Requirement failed: table already exists")
+    if kind == "assert-table-uuid":
+        what, wanted, found = "UUID does not match: expected", table["table-uuid"].lower(), requirement["uuid"]
+    elif kind in _MISMATCHES:
+        what, field, fact = _MISMATCHES[kind]
+        wanted, found = requirement.get(field), table[fact]
+    else:
+        raise Invalid(f"there is no requirement {kind!r}")
+    if wanted != found:
+        raise CommitFailed(f"Requirement failed: {what} {wanted} != {found}")
+
+
+def _check_ref(name: str, wanted: int | None, ref: Json | None) -> None:
+    """Check that a branch or tag has the required snapshot, or does not exist.   Raises: CommitFailed."""
+    if ref is None:
+        if wanted is not None:
+            raise CommitFailed(f"Requirement failed: branch or tag {name} is missing, expected {wanted}")
+    elif wanted is None:
+        raise CommitFailed(f"Requirement failed: {ref.get('type', 'branch')} {name} was created concurrently")
+    elif wanted != ref["snapshot-id"]:
+        raise CommitFailed(
+            f"Requirement failed: {ref.get('type', 'branch')} {name} has changed: "
+            f"expected id {wanted} != {ref['snapshot-id']}"
+        )
+
 
 # ---- commits ----
 
 
+def joined(updates: Sequence[Any]) -> list[Any]:
+    """The updates, with adjacent removals of snapshots joined: older clients send one for each snapshot."""
+    whole: list[Any] = []
+    for update in updates:
+        last: Any = whole[-1] if whole else None
+        if not _removes(update):
+            whole.append(update)
+        elif _removes(last):
+            last["snapshot-ids"] += update["snapshot-ids"]
+        else:
+            whole.append(RemoveSnapshots.of(snapshot_ids=[*update["snapshot-ids"]]))
+    return whole
+
+
+def as_text(update: Any, canonical: Callable[[str], str]) -> Any:
+    """A client's update, with its location in canonical form and its properties as text.   Raises: Invalid."""
+    kind = kind_of(update)
+    if kind is SetLocation and isinstance(update.get("location"), str):
+        return {**update, "location": canonical(update["location"])}
+    if kind is SetProperties and "updates" in update:
+        return {**update, "updates": property_texts(update["updates"])}
+    return update
+
+
+def _removes(update: Any) -> bool:
+    return kind_of(update) is RemoveSnapshots and isinstance(update.get("snapshot-ids"), list)
+
+
 class _Checked(msgspec.Struct):
-    updates: Annotated[list[_Update], msgspec.Meta(max_length=MANY)]
+    updates: Annotated[list[AnyUpdate], msgspec.Meta(max_length=MANY)]
     requirements: Annotated[list[_Requirement], msgspec.Meta(max_length=MANY)]
+
+
+_BRANCH_ONLY = ("min-snapshots-to-keep", "max-snapshot-age-ms")
 
 
 def checked(asked: Sequence[Any], required: Sequence[Any] = ()) -> tuple[list[Json], list[Json]]:
@@ -275,13 +203,33 @@ def checked(asked: Sequence[Any], required: Sequence[Any] = ()) -> tuple[list[Js
     except (msgspec.ValidationError, RecursionError) as error:
         raise Invalid(f"the commit is not valid: {str(error)[:300]}") from None
     for update in asked:
-        if update.get("type") == "tag" and (update.get("min-snapshots-to-keep") or update.get("max-snapshot-age-ms")):
-            raise Invalid("Tags do not support setting minSnapshotsToKeep or maxSnapshotAgeMs")
-        if update["action"] == "add-snapshot":
+        kind = UPDATES[update["action"]]
+        if kind is AddSnapshot:
             check_manifests(update["snapshot"])
-        if update["action"] == "upgrade-format-version" and update["format-version"] > VERSION:
+        elif kind is UpgradeVersion and update["format-version"] > VERSION:
             refuse_version(update["format-version"])
+        elif kind is SetRef and update["type"] == "tag" and any(map(update.get, _BRANCH_ONLY)):
+            raise Invalid("Tags do not support setting minSnapshotsToKeep or maxSnapshotAgeMs")
     return [dict(update) for update in asked], required
+
+
+def _with_lower_uuid(requirement: Any) -> Any:
+    match requirement:
+        case {"type": "assert-table-uuid", "uuid": str() as uuid}:
+            return {**requirement, "uuid": uuid.lower()}
+    return requirement
+
+
+def listed(request: Mapping[str, Any], name: str, most: int) -> list[Any]:
+    """A list in a commit. `updates` is required by the specification.   Raises: Invalid."""
+    found = request.get(name)
+    if found is None and name != "updates":
+        return []
+    if not isinstance(found, list | tuple):
+        raise Invalid(f"Cannot parse {name} from non-array: {name} must be a list")
+    if len(found) > most:
+        raise Invalid(f"the commit has {len(found)} {name}; at most {most} are taken", hint="commit in several steps")
+    return [*found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,91 +241,102 @@ class NamedByCommit:
     files: Sequence[tuple[str, str]]
 
 
+_PARTS: Mapping[type[Update], tuple[str, type[msgspec.Struct]]] = {
+    AddSnapshot: ("snapshot", SnapshotJson),
+    SetStatistics: ("statistics", StatisticsJson),
+    SetPartitionStatistics: ("partition-statistics", PartitionStatisticsJson),
+    AddKey: ("encryption-key", KeyJson),
+    AddSchema: ("schema", SchemaJson),
+    AddSpec: ("spec", SpecJson),
+    AddOrder: ("sort-order", OrderJson),
+}
+
+
 def named_by(updates: Sequence[Json]) -> NamedByCommit:
     """What checked updates refer to."""
     location: str | None = None
     properties: dict[str, str] = {}
     files: list[tuple[str, str]] = []
     for update in updates:
-        match update["action"]:
-            case "set-location":
-                location = update["location"]
-                files.append(("location", update["location"]))
-            case "set-properties":
-                properties |= update["updates"]
-            case "add-snapshot":
-                files += files_in_snapshot(update["snapshot"])
-            case "set-statistics":
-                files += files_in_statistics(update["statistics"], StatisticsJson)
-            case "set-partition-statistics":
-                files += files_in_statistics(update["partition-statistics"], PartitionStatisticsJson)
-            case "add-encryption-key":
-                files += strange_urls(update["encryption-key"], KeyJson)
-            case "set-snapshot-ref":
-                files += strange_urls(update, _SetRefChange)
-            case "add-schema" | "add-spec" | "add-sort-order":
-                kind, key = _PARTS[update["action"]]
-                files += strange_urls(update[key], kind)
+        kind = UPDATES[update["action"]]
+        if kind in _PARTS:
+            name, part = _PARTS[kind]
+            files += files_in(update[name], part)
+        elif kind is SetRef:
+            files += strange_urls(update, SetRef)
+        elif kind is SetLocation:
+            location = update["location"]
+            files.append(("location", update["location"]))
+        elif kind is SetProperties:
+            properties |= update["updates"]
     return NamedByCommit(location, properties, files)
 
 
-_PARTS: Mapping[str, tuple[type[msgspec.Struct], str]] = {
-    "add-schema": (SchemaJson, "schema"),
-    "add-spec": (SpecJson, "spec"),
-    "add-sort-order": (OrderJson, "sort-order"),
-}
+def updated(table: Json, updates: Sequence[Json], metadata_location: str, now_ms: int) -> Json | None:
+    """The metadata after checked updates; None if they change nothing. `table` is not modified.
+
+    `metadata_location`: the location of `table`.   Raises: CommitFailed for a stale snapshot; Invalid.
+    """
+    work = TableWork(table, now_ms)
+    for update in updates:
+        UPDATES[update["action"]].apply(work, update)
+    if not work.changed:
+        return None
+    check_whole(work)
+    return work.logged(metadata_location)
 
 
-def format_version(updates: Sequence[Json]) -> int:
-    """The format version that updates ask for last; 0: none."""
-    versions = [update["format-version"] for update in updates if update["action"] == "upgrade-format-version"]
-    return int(versions[-1]) if versions else 0
+def created(updates: Sequence[Json], location: str, uuid: str, version: int, now_ms: int) -> Json:
+    """The metadata of a table that checked updates create. `location` and `uuid` are defaults.
+
+    Raises: Invalid; CommitFailed.
+    """
+    empty: Json = {
+        "location": location,
+        "table-uuid": uuid,
+        "last-updated-ms": now_ms,
+        "last-column-id": 0,
+        "schemas": [],
+        "current-schema-id": UNSET_ID,
+        "partition-specs": [],
+        "default-spec-id": UNSET_ID,
+        "last-partition-id": FIRST_PARTITION_ID - 1,
+        "properties": {},
+        "snapshots": [],
+        "snapshot-log": [],
+        "metadata-log": [],
+        "sort-orders": [],
+        "default-sort-order-id": UNSET_ID,
+        "refs": {},
+        "statistics": [],
+        "partition-statistics": [],
+        "format-version": version,
+        "last-sequence-number": 0,
+    }
+    if version >= VERSION:
+        empty["next-row-id"] = 0
+    work = TableWork(empty, now_ms, is_new=True)
+    for update in updates:
+        UPDATES[update["action"]].apply(work, update)
+    check_whole(work)
+    return work.table
 
 
-def refuse_version(version: object) -> NoReturn:
-    """Refuse a format version.   Raises: Invalid."""
-    raise Invalid(
-        f"format version {version} is not supported: this catalog supports versions 1 to {VERSION}",
-        hint="create the table with format-version 2",
-    )
+def chosen_places(updates: object) -> Iterator[Any]:
+    """What may become a folder of a table or view, in updates that were not checked yet."""
+    for update in updates if isinstance(updates, list) else ():
+        kind = kind_of(update)
+        if kind is SetLocation:
+            yield update.get("location")
+        elif kind is SetProperties and isinstance(update.get("updates"), dict):
+            yield from update["updates"].values()
 
 
-def _with_lower_uuid(requirement: Any) -> Any:
-    match requirement:
-        case {"type": "assert-table-uuid", "uuid": str() as uuid}:
-            return {**requirement, "uuid": uuid.lower()}
-    return requirement
+def only(kind: type[Update], updates: Sequence[Json]) -> list[Json]:
+    """The checked updates of a kind."""
+    return [update for update in updates if UPDATES[update["action"]] is kind]
 
 
-def check_manifests(snapshot: Mapping[str, Any]) -> None:
-    """Raises: Invalid for a snapshot as in version 1, whose files would not be checked."""
-    if "manifests" in snapshot:
-        raise Invalid("a snapshot names its manifest list, not its manifests")
-
-
-def files_in_snapshot(snapshot: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(kind, URL) of each file that a snapshot names."""
-    yield "manifest list", snapshot["manifest-list"]
-    yield from strange_urls(snapshot, SnapshotJson)
-
-
-def files_in_statistics(statistics: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
-    """(kind, URL) of each file that statistics name."""
-    yield "statistics path", statistics["statistics-path"]
-    yield from strange_urls(statistics, kind)
-
-
-def strange_urls(given: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
-    """(name, URL) of all URLs in fields that the specification does not define: they are passed on to other clients."""
-    known = kebab_names(kind)
-    layer = [(name, value) for name, value in given.items() if name not in known]
-    while layer:
-        inner: list[tuple[str, Any]] = []
-        for name, value in layer:
-            if isinstance(value, str) and is_url(value):
-                yield f"field {name[:100]!r}", value
-            elif isinstance(value, Mapping):
-                inner += [(name, each) for each in value.values()]
-            elif isinstance(value, list | tuple):
-                inner += [(name, each) for each in value]
-        layer = inner
+def is_light(update: Json) -> bool:
+    """Whether the cost of a checked update does not grow with the schemas, specs and orders of the table."""
+    return UPDATES[update["action"]] in LIGHT

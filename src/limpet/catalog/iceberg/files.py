@@ -32,7 +32,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
-from limpet import records
 from limpet.catalog.iceberg.avro import (
     AvroBudget,
     entries_in,
@@ -42,9 +41,24 @@ from limpet.catalog.iceberg.avro import (
     write_manifest_list,
 )
 from limpet.catalog.iceberg.models import table_of
+from limpet.catalog.iceberg.updates import (
+    AddOrder,
+    AddSchema,
+    AddSnapshot,
+    AddSpec,
+    AssignUuid,
+    SetLocation,
+    SetOrder,
+    SetProperties,
+    SetRef,
+    SetSchema,
+    SetSpec,
+    UpgradeVersion,
+)
 from limpet.catalog.warehouse import METADATA_BYTES_MAX, Document
-from limpet.errors import Unsupported
 from limpet.events.parquet import write_table
+from limpet.kernel import records
+from limpet.kernel.errors import Unsupported
 
 FORMAT_VERSION: Final = 2
 """The version of a table that is created here. One that was upgraded to version 3 stays so."""
@@ -205,8 +219,7 @@ def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict
             "schema-id": schema_id,
             **lineage,
         }
-        ref = {"ref-name": "main", "type": "branch", "snapshot-id": stamp.snapshot_id}
-        updates += [{"action": "add-snapshot", "snapshot": snapshot}, {"action": "set-snapshot-ref", **ref}]
+        updates += [AddSnapshot.of(snapshot=snapshot), SetRef.to_main(stamp.snapshot_id)]
     return {"requirements": _requirements(contents), "updates": updates}, writes
 
 
@@ -259,13 +272,10 @@ def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
         return table.current_schema_id, []
     for known in table.schemas:
         if _is_same(known, contents.schema):
-            return known.schema_id, [{"action": "set-current-schema", "schema-id": known.schema_id}]
+            return known.schema_id, [SetSchema.of(schema_id=known.schema_id)]
     new_id = max(known.schema_id for known in table.schemas) + 1
     schema = {**contents.schema.model_dump(mode="json"), "schema-id": new_id}
-    return new_id, [
-        {"action": "add-schema", "schema": schema},
-        {"action": "set-current-schema", "schema-id": new_id},
-    ]
+    return new_id, [AddSchema.of(schema=schema), SetSchema.of(schema_id=new_id)]
 
 
 def _created(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
@@ -273,16 +283,16 @@ def _created(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
     table = contents.table
     spec, order = table.spec().model_dump(mode="json"), table.sort_order().model_dump(mode="json")
     return table.current_schema_id, [
-        {"action": "assign-uuid", "uuid": str(table.table_uuid)},
-        {"action": "upgrade-format-version", "format-version": FORMAT_VERSION},
-        {"action": "add-schema", "schema": table.schema().model_dump(mode="json")},
-        {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": spec},
-        {"action": "set-default-spec", "spec-id": -1},
-        {"action": "add-sort-order", "sort-order": order},
-        {"action": "set-default-sort-order", "sort-order-id": -1},
-        {"action": "set-location", "location": table.location},
-        {"action": "set-properties", "updates": dict(table.properties)},
+        AssignUuid.of(uuid=str(table.table_uuid)),
+        UpgradeVersion.of(format_version=FORMAT_VERSION),
+        AddSchema.of(schema=table.schema().model_dump(mode="json")),
+        SetSchema.of(),
+        AddSpec.of(spec=spec),
+        SetSpec.of(),
+        AddOrder.of(sort_order=order),
+        SetOrder.of(),
+        SetLocation.of(location=table.location),
+        SetProperties.of(updates=dict(table.properties)),
     ]
 
 

@@ -23,9 +23,9 @@ from requests import PreparedRequest, Response, Session
 
 from limpet.catalog.catalog import Catalog
 from limpet.catalog.entries import Draft, draft_registered, draft_registered_view
-from limpet.catalog.state import Content, NoSuchTable, NoSuchView
+from limpet.catalog.names import Content, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Document, Warehouse
-from limpet.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
 
 NAMESPACES_MAX = 1_000_000
 LEVELS_MAX = 32

@@ -12,7 +12,7 @@ from pyiceberg.view.metadata import ViewMetadata
 
 from limpet.catalog.iceberg.schemas import VERSION, columns_of
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt, Invalid, Unsupported
+from limpet.kernel.errors import Corrupt, Invalid, Unsupported
 
 # PyIceberg raises all of these for invalid input.
 _REJECTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RecursionError,

@@ -50,7 +50,6 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from limpet import records
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex
 from limpet.catalog.iceberg.files import Fetch, Input
@@ -58,7 +57,8 @@ from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.iceberg.scan import FetchedFiles
 from limpet.catalog.iceberg.schemas import kebab_names
 from limpet.catalog.warehouse import Document
-from limpet.errors import Corrupt, Invalid, Missing, Unsupported
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, Missing, Unsupported
 
 FILTER_BYTES_MAX = 16 << 10
 FIELDS_MAX = 1000
@@ -301,7 +301,6 @@ class _PlanReader:
         return [*found.values()]
 
     def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
-        """The live entries of a manifest."""
         for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, self._budget, version=3):
             self._check_time()
             entry.data_file.spec_id = manifest.partition_spec_id

@@ -44,9 +44,10 @@ from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
 from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
+from limpet.catalog.iceberg.updates import AddSnapshot, SetRef
 from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
-from limpet.errors import Unsupported
+from limpet.kernel.errors import Unsupported
 
 FILES_MAX = 1_000_000
 ROW_ID: Final = "_row_id"
@@ -386,10 +387,7 @@ def replacing_commit(
             {"type": "assert-table-uuid", "uuid": str(table.table_uuid)},
             {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": parent},
         ],
-        "updates": [
-            {"action": "add-snapshot", "snapshot": snapshot},
-            {"action": "set-snapshot-ref", "ref-name": MAIN, "type": "branch", "snapshot-id": stamp.snapshot_id},
-        ],
+        "updates": [AddSnapshot.of(snapshot=snapshot), SetRef.to_main(stamp.snapshot_id)],
     }
     return request, {output.location: output.data for output in (manifest, listed)}
 

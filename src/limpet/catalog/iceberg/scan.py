@@ -23,7 +23,7 @@ from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Fetch, Input
 from limpet.catalog.iceberg.models import table_of
 from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
-from limpet.errors import Corrupt, Unsupported
+from limpet.kernel.errors import Corrupt, Unsupported
 
 
 class FetchedFiles(FileIO):

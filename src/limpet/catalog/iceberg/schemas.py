@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Invalid
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
 
 Json = dict[str, Any]
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from limpet import records
-from limpet.catalog.iceberg.commits import (
+from limpet.catalog.iceberg.commits import checked, created
+from limpet.catalog.iceberg.metadata import (
+    MAIN,
     MANY,
     Amount,
     AnyUuid,
@@ -23,15 +24,14 @@ from limpet.catalog.iceberg.commits import (
     Short,
     SnapshotJson,
     StatisticsJson,
+    TableWork,
     Texts,
     check_manifests,
-    checked,
-    files_in_snapshot,
-    files_in_statistics,
+    check_whole,
+    files_in,
     refuse_version,
     strange_urls,
 )
-from limpet.catalog.iceberg.metadata import MAIN, TableWork, check_whole, created
 from limpet.catalog.iceberg.schemas import (
     FIRST_PARTITION_ID,
     UNSET_ID,
@@ -50,8 +50,10 @@ from limpet.catalog.iceberg.schemas import (
     with_null_order,
     with_sources,
 )
+from limpet.catalog.iceberg.updates import AddOrder, AddSchema, AddSpec, SetOrder, SetProperties, SetSchema, SetSpec
 from limpet.catalog.warehouse import Document, Json, property_texts
-from limpet.errors import Corrupt, Invalid
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid
 
 DEFAULT_VERSION = 2
 DEFAULTS = {"write.parquet.compression-codec": "zstd"}
@@ -89,14 +91,14 @@ def new_table(request: Mapping[str, Any], location: str, uuid: str, now_ms: int)
             field["transform"] in ("identity", "void") and names[field["name"]] == field.get("source-id")
         ):
             raise Invalid(f"Cannot create partition with a name that exists in schema: {field['name']}")
-    updates: list[Json] = [
-        {"action": "add-schema", "schema": schema},
-        {"action": "set-current-schema"},
-        {"action": "add-spec", "spec": {**spec, "spec-id": 0}},
-        {"action": "set-default-spec"},
-        {"action": "add-sort-order", "sort-order": {**order, "order-id": 1 if order["fields"] else 0}},
-        {"action": "set-default-sort-order"},
-        {"action": "set-properties", "updates": {k: v for k, v in properties.items() if k != "format-version"}},
+    updates = [
+        AddSchema.of(schema=schema),
+        SetSchema.of(),
+        AddSpec.of(spec={**spec, "spec-id": 0}),
+        SetSpec.of(),
+        AddOrder.of(sort_order={**order, "order-id": 1 if order["fields"] else 0}),
+        SetOrder.of(),
+        SetProperties.of(updates={key: text for key, text in properties.items() if key != "format-version"}),
     ]
     checked(updates)
     return document_of(created(updates, location, uuid, version, now_ms))
@@ -245,12 +247,12 @@ def _files_in(table: Json) -> Iterator[tuple[str, str]]:
     yield "location", table["location"]
     yield from strange_urls(table, _TableJson)
     for snapshot in table["snapshots"]:
-        yield from files_in_snapshot(snapshot)
+        yield from files_in(snapshot, SnapshotJson)
     for entry in table["metadata-log"]:
         yield "metadata log", entry["metadata-file"]
     for name, kind in (("statistics", StatisticsJson), ("partition-statistics", PartitionStatisticsJson)):
         for each in table[name]:
-            yield from files_in_statistics(each, kind)
+            yield from files_in(each, kind)
     parts = (("schemas", SchemaJson), ("partition-specs", SpecJson), ("sort-orders", OrderJson))
     for name, part in (*parts, ("encryption-keys", KeyJson)):
         for each in table.get(name, ()):

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from limpet import records
+from limpet.catalog.iceberg.commits import listed
 from limpet.catalog.iceberg.models import check_view
-from limpet.catalog.state import CommitFailed, listed
-from limpet.catalog.warehouse import Document, property_texts
-from limpet.errors import Corrupt, Invalid
+from limpet.catalog.names import CommitFailed
+from limpet.catalog.warehouse import Document, Warehouse, property_texts
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid
 
 HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10
@@ -87,6 +88,21 @@ def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
             case action if not isinstance(action, str) or action not in _UPDATES:
                 raise Invalid(f"there is no update {action!r} of views")
     return ViewChanges([requirement.get("uuid") for requirement in requirements], updates)
+
+
+def placed(updates: Sequence[Json], warehouse: Warehouse) -> tuple[str | None, dict[str, str]]:
+    """The folder that parsed updates move a view to, None if they do not, and the folders in its properties.
+
+    Raises: Invalid.
+    """
+    root, places = None, dict[str, str]()
+    for update in updates:
+        if update["action"] == "set-location":
+            root = warehouse.root_of(update["location"])
+            update["location"] = warehouse.location(root)
+        elif update["action"] == "set-properties":
+            places |= warehouse.check_properties(update["updates"])
+    return root, places
 
 
 def replaced(document: Document, wanted: ViewChanges) -> Document:

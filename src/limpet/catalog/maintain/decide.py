@@ -10,9 +10,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt
-from limpet.records import Count, Positive
+from limpet.catalog.iceberg.updates import RemoveRef, RemoveSnapshots
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt
+from limpet.kernel.records import Count, Positive
 
 MAIN = "main"
 DAY_MS = 24 * 3600 * 1000
@@ -203,9 +204,9 @@ def _lineage(id_: int | None, snapshots: Mapping[int, TableSnapshot]) -> Iterato
 
 def expiry_updates(plan: ExpiryPlan) -> list[dict[str, Any]]:
     """The updates of a commit that carries out a plan."""
-    updates: list[dict[str, Any]] = [{"action": "remove-snapshot-ref", "ref-name": name} for name in plan.refs]
+    updates = [RemoveRef.of(ref_name=name) for name in plan.refs]
     if plan.snapshots:
-        updates.append({"action": "remove-snapshots", "snapshot-ids": [*plan.snapshots]})
+        updates.append(RemoveSnapshots.of(snapshot_ids=[*plan.snapshots]))
     return updates
 
 

@@ -8,13 +8,14 @@ reads the metadata afterwards, so that a file of a commit in between counts as n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Protocol
 
 from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.iceberg.commits import only
 from limpet.catalog.iceberg.files import Stamp
 from limpet.catalog.iceberg.rewrite import (
     FILES_MAX,
@@ -25,6 +26,7 @@ from limpet.catalog.iceberg.rewrite import (
     replacing_commit,
     rewritten,
 )
+from limpet.catalog.iceberg.updates import AddSnapshot
 from limpet.catalog.maintain.decide import (
     GC_PROPERTY,
     ExpiryPlan,
@@ -40,9 +42,9 @@ from limpet.catalog.maintain.decide import (
     rewrite_groups,
     was_added,
 )
-from limpet.catalog.state import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
+from limpet.catalog.names import NoSuchNamespace, NoSuchTable, check_name, check_namespace, shown
 from limpet.catalog.warehouse import METADATA_BYTES_MAX, WAREHOUSE
-from limpet.errors import (
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Denied,
@@ -53,13 +55,12 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import Key
-from limpet.store.api import Absent
-from limpet.store.directory.files import is_full
-from limpet.store.outcome import put_bytes
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import attempts
+from limpet.kernel.store.api import Absent
+from limpet.kernel.store.directory.files import is_full
+from limpet.kernel.store.outcome import put_bytes
 
-TRIES_MAX = 10
-BACKOFF_S = 0.1
 ID_BITS = 62
 TARGET_BYTES = 64 << 20
 TARGET_BYTES_MAX = 1 << 30
@@ -188,7 +189,6 @@ class TableChange:
         return history_of(loaded.metadata, self._shown)
 
     def _stamp(self) -> Stamp:
-        """The identity of a new snapshot."""
         at_ms = int(self._runtime.wall().timestamp() * 1000)
         return Stamp(self._runtime.rng.getrandbits(ID_BITS) | 1, at_ms, self._runtime.new_id())
 
@@ -203,17 +203,14 @@ class TableChange:
             loaded = self._load()
         except (NoSuchTable, NoSuchNamespace):
             return None
-        added = (each["snapshot"] for each in request["updates"] if each["action"] == "add-snapshot")
-        was = next((was_added(self._history(loaded), each) for each in added), False)
+        added = only(AddSnapshot, request["updates"])
+        was = was_added(self._history(loaded), added[0]["snapshot"]) if added else False
         if was is None:
             raise OutcomeUnknown(f"a commit to {self._shown!r} was refused, and may be there all the same")
         if was:
             return loaded.metadata_location or ""
         self._remove(written)  # F4: after a definite refusal no commit can name them
         return ""
-
-    def _back_off(self, tries: int) -> None:
-        self._runtime.sleep(self._runtime.rng.uniform(0, BACKOFF_S * tries))
 
     def _too_many(self) -> Unavailable:
         return Unavailable(f"too many concurrent commits to {self._shown!r}", hint="run it again in a moment")
@@ -247,17 +244,16 @@ class TableMaintenance(TableChange):
         history, plan = self._expiry(age_ms, min_snapshots)
         if plan and not dry_run:
             with self._lead() as writer:
-                for tries in range(1, TRIES_MAX + 1):
-                    try:
+                for tries in attempts(self._runtime):
+                    if tries > 1:
+                        history, plan = self._expiry(age_ms, min_snapshots)
+                    if not plan:
+                        break
+                    with suppress(Conflict):
                         writer.commit_table(self._namespace, self._name, expiry_request(history, plan))
                         break
-                    except Conflict:
-                        if tries == TRIES_MAX:
-                            raise self._too_many() from None
-                        self._back_off(tries)
-                        history, plan = self._expiry(age_ms, min_snapshots)
-                        if not plan:
-                            break
+                else:
+                    raise self._too_many()
         kept = len(history.snapshots or ()) - len(plan.snapshots)
         return ExpiryReport(plan.snapshots, plan.refs, kept, dry_run)
 
@@ -325,7 +321,15 @@ class TableMaintenance(TableChange):
                 self._write(data, written.setdefault(len(done), []))
                 done.append(one)
             with self._lead() as writer:
-                for tries in range(1, TRIES_MAX + 1):
+                for tries in attempts(self._runtime):
+                    if tries > 1:
+                        current = self._current()
+                        stale = [nth for nth, one in enumerate(done) if not one.still_holds(current)]
+                        self._remove([key for nth in stale for key in written[nth]])
+                        kept = [nth for nth in range(len(done)) if nth not in stale]
+                        done, written = [done[nth] for nth in kept], {at: written[nth] for at, nth in enumerate(kept)}
+                    if not done:
+                        break
                     may_be_published = True
                     refusal = self._commit(writer, current, done)
                     if refusal is None:
@@ -333,14 +337,6 @@ class TableMaintenance(TableChange):
                     may_be_published = False
                     if not isinstance(refusal, Conflict):
                         raise refusal
-                    self._back_off(tries)
-                    current = self._current()
-                    stale = [nth for nth, one in enumerate(done) if not one.still_holds(current)]
-                    self._remove([key for nth in stale for key in written[nth]])
-                    kept = [nth for nth in range(len(done)) if nth not in stale]
-                    done, written = [done[nth] for nth in kept], {at: written[nth] for at, nth in enumerate(kept)}
-                    if not done:
-                        break
             raise self._too_many()
         except LimpetError:
             if not may_be_published:

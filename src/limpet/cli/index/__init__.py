@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from limpet.cli import group, lines
 from limpet.cli.index import maintain, records
+from limpet.cli.parse import group, lines
 
 __all__ = ["app"]
 

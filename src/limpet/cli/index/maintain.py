@@ -7,8 +7,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
 from limpet.cli import (
     EXIT_FAILED,
@@ -27,8 +25,9 @@ from limpet.cli import (
 )
 from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of, opened
 from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, duration_s
-from limpet.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
-from limpet.keys import IndexKeys
+from limpet.cli.parse import Argument, Exit, Option
+from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import IndexKeys
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -45,15 +44,13 @@ COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records
 def compile(
     index: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
+        Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Fold all waiting records, even where few of them wait.")
-    ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
+    full: Annotated[bool, Option("--full", help="Fold all waiting records, even where few of them wait.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
     every: Annotated[
         float,
-        typer.Option(
+        Option(
             "--every",
             metavar="SECONDS",
             min=1.0,
@@ -132,7 +129,7 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
 
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
     """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
 
     runtime = system()
@@ -182,7 +179,7 @@ def publish(
     index: IndexArgument,
     table: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--table",
             metavar="NAMESPACE.NAME",
             show_default="indexes.INDEX",
@@ -191,7 +188,7 @@ def publish(
     ] = None,
     catalog: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--catalog",
             metavar="URL",
             show_default=False,
@@ -199,11 +196,11 @@ def publish(
         ),
     ] = None,
     compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Fold what waits into the shards first, or leave it out.")
+        bool, Option("--compile/--no-compile", help="Fold what waits into the shards first, or leave it out.")
     ] = True,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog."),
+        Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog."),
     ] = 20.0,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -271,7 +268,7 @@ def _print_published(done: Published) -> None:
 # ---- repairs ----
 
 QuiescedOption = Annotated[
-    bool, typer.Option("--quiesced", help="I have stopped everything that writes, compiles or reads the index.")
+    bool, Option("--quiesced", help="I have stopped everything that writes, compiles or reads the index.")
 ]
 
 FINDING = ("kind", "key", "what", "wrong", "repaired", "hint")
@@ -280,11 +277,11 @@ FINDING = ("kind", "key", "what", "wrong", "repaired", "hint")
 def verify(
     name: IndexArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what can be derived: order, duplicates, misplaced records, counts.")
+        bool, Option("--repair", help="Repair what can be derived: order, duplicates, misplaced records, counts.")
     ] = False,
     accept_loss: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--accept-loss",
             help="Keep what is left of damaged or missing shards, give up the rest; their bytes go to quarantine.",
         ),
@@ -320,7 +317,7 @@ def verify(
     else:
         _print_report(name, report)
     if not report.ok:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _print_report(name: str, report: VerifyReport) -> None:
@@ -340,7 +337,7 @@ def adopt(
     name: IndexArgument,
     from_: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="DIR",
             show_default=False,
@@ -348,11 +345,11 @@ def adopt(
         ),
     ] = None,
     quiesced: Annotated[
-        bool, typer.Option("--quiesced", help="Nothing writes those files any more: delete each once it is imported.")
+        bool, Option("--quiesced", help="Nothing writes those files any more: delete each once it is imported.")
     ] = False,
     schema: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--schema",
             metavar="FILE",
             show_default="the folder's datapackage.json",
@@ -361,11 +358,9 @@ def adopt(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet."),
+        Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet."),
     ] = None,
-    any_name: Annotated[
-        bool, typer.Option("--any-name", help="A file need not be named by the key of its record.")
-    ] = False,
+    any_name: Annotated[bool, Option("--any-name", help="A file need not be named by the key of its record.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -396,7 +391,7 @@ def adopt(
     else:
         _print_adopted(name, report, in_place=in_place, quiesced=quiesced)
     if report.bad:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _print_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: bool) -> None:
@@ -424,7 +419,7 @@ def _print_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: 
 def reshard(
     name: IndexArgument,
     depth: Annotated[
-        int, typer.Option("--depth", show_default=False, help="Hex digits of a shard's name: 2 to 4 (256 to 65,536).")
+        int, Option("--depth", show_default=False, help="Hex digits of a shard's name: 2 to 4 (256 to 65,536).")
     ],
     quiesced: QuiescedOption = False,
     url: UrlOption = None,
@@ -456,7 +451,7 @@ def purge(
     name: IndexArgument,
     older_than: Annotated[
         float | None,
-        typer.Option(
+        Option(
             "--older-than", metavar="AGE", parser=duration_s, show_default=False, help=f"Only older ones, {DELAY_HELP}."
         ),
     ] = None,

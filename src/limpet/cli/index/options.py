@@ -14,28 +14,27 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
 from limpet.cli import EXIT_FAILED, say
-from limpet.errors import Invalid, Unavailable, Unsupported
+from limpet.cli.parse import Argument, Exit, Option
+from limpet.kernel.errors import Invalid, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.codec import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
-IndexArgument = Annotated[str, typer.Argument(metavar="INDEX", show_default=False, help="The index's name.")]
-KeysArgument = Annotated[list[str], typer.Argument(metavar="KEY", show_default=False, help="Keys of records.")]
+IndexArgument = Annotated[str, Argument(metavar="INDEX", show_default=False, help="The index's name.")]
+KeysArgument = Annotated[list[str], Argument(metavar="KEY", show_default=False, help="Keys of records.")]
 
 SkipDamagedOption = Annotated[
     bool,
-    typer.Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1."),
+    Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1."),
 ]
 
 EngineOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--engine",
         metavar="ENGINE",
         show_default="this process",
@@ -59,7 +58,7 @@ def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
         shards = "1 damaged shard was" if count == 1 else f"{count} damaged shards were"
         say(f"limpet: {shards} left out: the output is incomplete", err=True)
         say("hint: restore them from a backup, or `limpet index verify --accept-loss`", err=True)
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def opened(url: str | None, name: str, *, read_only: bool = False) -> Index[dict[str, Any]]:
@@ -85,7 +84,8 @@ def key_of(schema: Schema, text: str) -> str | int:
 
 def field_of(text: str, *, always_optional: bool = False) -> Field:
     """The column for `name:type`, with `?` at the end if it may be null.   Raises: Invalid."""
-    from limpet.index.codec import KINDS, Field
+    from limpet.index.codec import Field
+    from limpet.index.values import KINDS
 
     name, colon, typed = text.rpartition(":")
     kind = typed.removesuffix("?")
@@ -165,7 +165,7 @@ def _begin_child() -> None:
     """In a worker process: leave Ctrl-C to the parent, and exit at once when the parent is gone."""
     from multiprocessing import connection, parent_process
 
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()

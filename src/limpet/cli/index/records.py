@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
-import typer
-
 import limpet
 from limpet.cli import (
     EXIT_FAILED,
@@ -43,8 +41,9 @@ from limpet.cli.index.options import (
     skipping,
 )
 from limpet.cli.options import STDIN, JsonOption, UrlOption, open_input, refuse_path, until_reader_leaves
+from limpet.cli.parse import Argument, Exit, Option, echo
 from limpet.cli.sql import CsvOption, MemoryOption, ParquetOption, QueryArgument, bare, demand_one_format, print_answer
-from limpet.errors import Invalid, LimpetError, Missing
+from limpet.kernel.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -58,23 +57,21 @@ def create(
     index: IndexArgument,
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", metavar="FILE", show_default=False, help="A data package or table schema, in JSON."),
+        Option("--schema", metavar="FILE", show_default=False, help="A data package or table schema, in JSON."),
     ] = None,
     field: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--field", "-f", metavar="NAME:TYPE", show_default=False, help="A column; NAME:TYPE? may be null. Repeat."
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The column that identifies a record."),
+        Option("--key", "-k", metavar="NAME", show_default=False, help="The column that identifies a record."),
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option(
-            "--depth", min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards."
-        ),
+        Option("--depth", min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards."),
     ] = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -172,11 +169,11 @@ def schema(
     index: IndexArgument,
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
+        Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
     ] = None,
     allow_null: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--allow-null",
             metavar="NAME",
             show_default=False,
@@ -285,7 +282,7 @@ def put(
     index: IndexArgument,
     record: Annotated[
         str,
-        typer.Argument(metavar="JSON", show_default=False, help="The record: a JSON object; - is stdin."),
+        Argument(metavar="JSON", show_default=False, help="The record: a JSON object; - is stdin."),
     ],
     url: UrlOption = None,
     json: JsonOption = False,
@@ -325,7 +322,7 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
     $ limpet index get sites a.com b.com --json -u s3://acme/prod
     Exit codes: 0 all were found; 1 one is missing, or there is no such index; 2 wrong usage.
     """
-    from limpet import records
+    from limpet.kernel import records
 
     handle = opened(url, index, read_only=True)
     schema = handle.manifest.schema
@@ -338,7 +335,7 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
         if record is None:
             missing.append(key)
         elif json:
-            typer.echo(records.encode(record))
+            echo(records.encode(record))
         else:
             if printed:
                 say("")
@@ -347,11 +344,11 @@ def get(index: IndexArgument, keys: KeysArgument, url: UrlOption = None, json: J
     for key in missing:
         say(f"limpet: there is no record {str(key)!r} in {index!r}", err=True)
     if missing:
-        raise typer.Exit(EXIT_FAILED)
+        raise Exit(EXIT_FAILED)
 
 
 def _print_record(record: dict[str, Any]) -> None:
-    from limpet import records
+    from limpet.kernel import records
 
     width = max(map(len, record))
     for name, value in record.items():
@@ -389,7 +386,7 @@ def sql(
     csv: CsvOption = None,
     parquet: ParquetOption = None,
     allow_files: Annotated[
-        bool, typer.Option("--allow-files", help="Let the query read files of this machine, such as read_csv('x').")
+        bool, Option("--allow-files", help="Let the query read files of this machine, such as read_csv('x').")
     ] = False,
     memory: MemoryOption = None,
     skip_damaged: SkipDamagedOption = False,
@@ -408,7 +405,7 @@ def sql(
       or a wrong query.
     """
     from limpet.index.sql import sql as ask
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     demand_one_format(json=json, csv=csv, parquet=parquet)
     fleet = limpet.open(url, read_only=True).check()
@@ -417,11 +414,11 @@ def sql(
         print_answer(rows, json=json, csv=csv, parquet=parquet)
 
 
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
+FileArgument = Annotated[str, Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
 
 FormatOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--format",
         metavar="FORMAT",
         show_default="by the name of the file",
@@ -431,14 +428,12 @@ FormatOption = Annotated[
 
 KeyOption = Annotated[
     str | None,
-    typer.Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
+    Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
 ]
 
 SkipBadOption = Annotated[
     Path | None,
-    typer.Option(
-        "--skip-bad", metavar="FILE", show_default=False, help="Write bad records to this file, and continue."
-    ),
+    Option("--skip-bad", metavar="FILE", show_default=False, help="Write bad records to this file, and continue."),
 ]
 
 STDOUT = "-"
@@ -450,16 +445,16 @@ def import_(
     file: FileArgument,
     format: FormatOption = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Create the index if it does not exist, with the columns of the file.")
+        bool, Option("--create", help="Create the index if it does not exist, with the columns of the file.")
     ] = False,
     key: KeyOption = None,
     batch: Annotated[
         int,
-        typer.Option("--batch", min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time."),
+        Option("--batch", min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time."),
     ] = 200_000,
     skip_bad: SkipBadOption = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start from the beginning, even if a part is imported already.")
+        bool, Option("--restart", help="Start from the beginning, even if a part is imported already.")
     ] = False,
     engine: EngineOption = None,
     url: UrlOption = None,
@@ -558,10 +553,10 @@ def _run(
     json: bool,
     skip_bad: Path | None,
 ) -> None:
-    from limpet.app.fleet import absolute
     from limpet.app.indexes import ImportJob
+    from limpet.app.place import absolute
     from limpet.index.formats import FORMATS
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     if work.resumed:
         after = f"{FORMATS[work.state.format].noun} {work.state.number:,}"
@@ -608,7 +603,7 @@ def _so_far(work: Import, file: str) -> str:
 @contextmanager
 def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None]]:
     """A bar over the file, from where the last run stopped to its end. It yields a function that draws it."""
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     began_s, before, start = system().elapsed_s(), work.state.records, work.state.position
     with progress_bar("importing", total=total - start if total else None) as update:
@@ -627,7 +622,7 @@ def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None
 
 def export(
     index: IndexArgument,
-    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="The file to write; - is stdout.")],
+    file: Annotated[str, Argument(metavar="FILE", show_default=False, help="The file to write; - is stdout.")],
     format: FormatOption = None,
     skip_damaged: SkipDamagedOption = False,
     url: UrlOption = None,
@@ -668,7 +663,7 @@ def export(
 def _write(file: str, export: Callable[[IO[bytes]], Iterator[Exported]]) -> int:
     """Write the file, or to stdout; how many records."""
     from limpet.index.files import whole_file
-    from limpet.runtime import system
+    from limpet.kernel.runtime import system
 
     done: Exported | None = None
     to_stdout = file == STDOUT

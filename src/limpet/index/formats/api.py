@@ -11,23 +11,10 @@ from datetime import date, datetime
 from itertools import chain, islice
 from typing import IO, Any, Protocol
 
-from limpet import records
-from limpet.errors import Invalid
-from limpet.index.codec import (
-    INTEGER_END,
-    JSON_KINDS,
-    LINE_BYTES_MAX,
-    NULL,
-    READERS,
-    SEPARATOR,
-    UPDATED_AT,
-    Field,
-    Kind,
-    Schema,
-    all_in_utc,
-    shown,
-    stamp_time,
-)
+from limpet.index.codec import LINE_BYTES_MAX, UPDATED_AT, Field, Schema
+from limpet.index.values import INTEGER_END, JSON_KINDS, NULL, READERS, SEPARATOR, Kind, all_in_utc, shown, stamp_time
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid
 
 SAMPLE_ROWS = 1000
 BOM = b"\xef\xbb\xbf"

@@ -12,9 +12,7 @@ from typing import IO, Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Invalid, Unsupported
-from limpet.index.codec import FIELDS_MAX, JSON_KINDS, KINDS, LINE_BYTES_MAX, UPDATED_AT, Field, Kind, Schema
+from limpet.index.codec import FIELDS_MAX, LINE_BYTES_MAX, UPDATED_AT, Field, Schema
 from limpet.index.formats.api import (
     Chunk,
     ChunkLimits,
@@ -28,6 +26,9 @@ from limpet.index.formats.api import (
     in_field,
     matched,
 )
+from limpet.index.values import JSON_KINDS, KINDS, Kind
+from limpet.kernel import records
+from limpet.kernel.errors import Invalid, Unsupported
 
 GROUP_ROWS = 100_000
 BATCH_ROWS = 1024

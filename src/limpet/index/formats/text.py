@@ -10,9 +10,7 @@ from typing import IO, Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid
-from limpet.index.codec import DELETED, END, LINE_BYTES_MAX, NULL, SEPARATOR, Schema, shown
+from limpet.index.codec import DELETED, LINE_BYTES_MAX, Schema
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
@@ -36,6 +34,9 @@ from limpet.index.formats.api import (
     too_long,
     wrong_width,
 )
+from limpet.index.values import END, NULL, SEPARATOR, shown
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid
 
 # ---- CSV ----
 

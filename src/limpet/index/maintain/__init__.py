@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from limpet.cell import Cell, Versioned
-from limpet.errors import Conflict, Held, Missing
 from limpet.index.compiler import CompileReport
 from limpet.index.decide import PACK_BYTES, merge, newest, packed, shard_of, split
 from limpet.index.storage import (
@@ -27,8 +25,10 @@ from limpet.index.storage import (
     sum_of,
     with_counts,
 )
-from limpet.lease import Lease, Lock, VersionWatch
-from limpet.store.api import Put, Stat, batched
+from limpet.kernel.cell import Cell, Versioned
+from limpet.kernel.errors import Conflict, Held, Missing
+from limpet.kernel.lease import Lease, Lock, VersionWatch
+from limpet.kernel.store.api import Put, Stat, batched
 
 __all__ = ["WholeIndex"]
 

@@ -15,16 +15,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from limpet import records
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.index.codec import UPDATED_AT, Field, Schema
 from limpet.index.formats.api import from_text
 from limpet.index.maintain import WholeIndex, batches, load, put_packs
 from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, IndexStorage, Manifest
 from limpet.index.writer import Stamps, stamp_in
-from limpet.keys import Key, encoded
-from limpet.store.api import Absent, Stat, Version
-from limpet.store.sources import BadFile, FileSource, Folders, StoreSource, bad_file, shown
+from limpet.kernel import records
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
+from limpet.kernel.keys import Key, encoded
+from limpet.kernel.store.api import Absent, Stat, Version
+from limpet.kernel.store.sources import BadFile, FileSource, Folders, StoreSource, bad_file, shown
 
 if TYPE_CHECKING:
     from limpet.index.index import Layout

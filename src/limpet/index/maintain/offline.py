@@ -12,9 +12,6 @@ from datetime import timedelta
 
 import msgspec
 
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Conflict, Held, Invalid, LimpetError
-from limpet.index.codec import END, stamp_text
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
@@ -29,14 +26,18 @@ from limpet.index.maintain import (
     record,
     sole,
 )
-from limpet.index.maintain.verify import Repairs, misplaced_in, retire
+from limpet.index.maintain.flaws import misplaced_in, retire
+from limpet.index.maintain.repairs import Repairs
 from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts
+from limpet.index.values import END, stamp_text
 from limpet.index.writer import READ_NOW_S
-from limpet.keys import Key
-from limpet.lease import Lease, LeaseRecord
-from limpet.lease.decide import RESOLUTION_S, is_live
-from limpet.store.api import Absent, Blob, Match, Stat, Version, batched
-from limpet.store.outcome import put_bytes
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Conflict, Held, Invalid, LimpetError
+from limpet.kernel.keys import Key
+from limpet.kernel.lease import Lease, LeaseRecord
+from limpet.kernel.lease.decide import RESOLUTION_S, is_live
+from limpet.kernel.store.api import Absent, Blob, Match, Stat, Version, batched
+from limpet.kernel.store.outcome import put_bytes
 
 
 @contextmanager

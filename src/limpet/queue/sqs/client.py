@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import (
+from limpet.kernel import records
+from limpet.kernel.errors import (
     Conflict,
     Corrupt,
     Denied,
@@ -26,10 +26,10 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import RETRY_MARK
+from limpet.kernel.keys import RETRY_MARK
+from limpet.kernel.records import Count, Instant, Name, Text
+from limpet.kernel.runtime import Runtime
 from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
-from limpet.records import Count, Instant, Name, Text
-from limpet.runtime import Runtime
 
 BATCH_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024

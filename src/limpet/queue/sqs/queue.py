@@ -23,12 +23,12 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
-from limpet.keys import first_name
-from limpet.lease import Renewer
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
+from limpet.kernel.keys import first_name
+from limpet.kernel.lease import Renewer
+from limpet.kernel.runtime import Runtime, in_thread, system
 from limpet.queue.api import (
-    AsyncQueue,
     AttemptError,
     EmptyClaim,
     Failure,
@@ -63,7 +63,6 @@ from limpet.queue.sqs.client import (
     task_text,
 )
 from limpet.queue.steps import refuse_push
-from limpet.runtime import Runtime, system
 
 DELAY_MAX_S = 900
 HIDDEN_MAX_S = 12 * 3600
@@ -111,7 +110,7 @@ def names_of(client: SqsClient, prefix: str = "") -> list[str]:
     return sorted(name for name in found if _NAME.fullmatch(name) and not name.endswith(FAILED))
 
 
-class SqsQueue(AsyncQueue):
+class SqsQueue:
     """Tasks on SQS: at least once. Safe to share between threads. See `Queue` for the promises.
 
     `receive` is how many messages a claim takes at once, up to ten. More make short tasks cheaper, but SQS counts an
@@ -172,6 +171,9 @@ class SqsQueue(AsyncQueue):
         refused = self._client.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(self._handle(task.id), True)
+
+    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+        return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
         """Each task is one message; a request carries at most `batch` of them, and at most ten.
@@ -294,6 +296,10 @@ class SqsQueue(AsyncQueue):
     def result(self, id: str, *, wait_s: float = 0.0) -> Result:
         """Raises: Unsupported: SQS forgets what has ended."""
         self._refuse("results")
+
+    async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
+        """Raises: Unsupported, as `result`."""
+        return self.result(id, wait_s=wait_s)
 
     def results(self, ids: Iterable[str]) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""

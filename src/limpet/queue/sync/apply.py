@@ -13,15 +13,16 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from limpet import keys, records
-from limpet.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
-from limpet.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
-from limpet.keys import Key, QueueKeys, QueuePlace, queue_place
-from limpet.queue.entry import ENTRY_BYTES_MAX, Part, Receipt, Storage, read_task, task_name
+from limpet.kernel import keys, records
+from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
+from limpet.kernel.keys import Key, QueueKeys, QueuePlace, queue_place
+from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.store.api import Absent, Blob, Stat, Store, Version
+from limpet.queue.entry import ENTRY_BYTES_MAX, Part, Receipt, read_task, task_name
+from limpet.queue.storage import Storage
 from limpet.queue.sync.decide import ends, is_held_elsewhere, merged, noted, ran_twice, won_back
 from limpet.queue.sync.records import DAMAGE, EndLine, LeaseLine, RemoteLease, place_at, place_of
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Blob, Stat, Store, Version
 
 SENDS_MAX = 4
 AT_ONCE = 32
@@ -225,7 +226,7 @@ class Applier:
         if seen is None:
             self._copy_parts(place, receipt, parts_from)
             self._copy_own(place, line.entry, receipt, parts_from)
-        for _ in range(SENDS_MAX):
+        for _ in attempts(self._runtime, SENDS_MAX, pause_s=0):
             value = merged(seen.value if seen else None, receipt)
             if value is None:
                 return seen.value if seen else None
@@ -246,7 +247,7 @@ class Applier:
 
     def _create(self, key: Key, data: bytes, stands: Callable[[], T | None]) -> T | None:
         """Put an object if absent; if the put is refused, return what `stands` finds instead."""
-        for _ in range(SENDS_MAX):
+        for _ in attempts(self._runtime, SENDS_MAX, pause_s=0):
             try:
                 self.store.put(key, data, when=Absent())
                 return None

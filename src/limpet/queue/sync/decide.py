@@ -13,9 +13,9 @@ from enum import Enum
 
 import msgspec
 
-from limpet.errors import Corrupt, Unsupported
-from limpet.lease import State
-from limpet.lease.decide import Take, next_step
+from limpet.kernel.errors import Corrupt, Unsupported
+from limpet.kernel.lease import State
+from limpet.kernel.lease.decide import Take, next_step
 from limpet.queue.entry import EntryLease, Receipt, read_task, task_name
 from limpet.queue.sync.records import EndLine, LeaseLine, Line, PushLine, RemoteLease, place_of
 

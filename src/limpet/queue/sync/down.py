@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from limpet import keys
-from limpet.errors import Corrupt, Missing
-from limpet.keys import Key, QueueKeys, batch_of, is_batch, log_key, name_of_receipt, queue_place
-from limpet.lease import State
+from limpet.kernel import keys
+from limpet.kernel.errors import Corrupt, Missing
+from limpet.kernel.keys import Key, QueueKeys, batch_of, is_batch, log_key, name_of_receipt, queue_place
+from limpet.kernel.lease import State
+from limpet.kernel.records import RECORD_BYTES_MAX
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Blob, Stat, batched
 from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
 from limpet.queue.sync.apply import Applier, Collision, Cycle, RemoteLeases, queues_of, read_each
 from limpet.queue.sync.decide import absent, entry_of_line, is_stale, unread
@@ -33,9 +36,6 @@ from limpet.queue.sync.records import (
 )
 from limpet.queue.sync.state import NodeState
 from limpet.queue.sync.up import OWNER, lease_line
-from limpet.records import RECORD_BYTES_MAX
-from limpet.runtime import Runtime
-from limpet.store.api import Blob, Stat, batched
 
 AT_ONCE = 16
 BYTES_AT_ONCE = 16 * 1024 * 1024

@@ -11,9 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from limpet import keys, records
-from limpet.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown, Unsupported
-from limpet.keys import Key, QueueKeys
+from limpet.kernel import keys, records
+from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown, Unsupported
+from limpet.kernel.keys import Key, QueueKeys
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Absent, Stat, Store, batched
 from limpet.queue.entry import Receipt
 from limpet.queue.sync.apply import OnUnreadable, RemoteLeases, stored_bytes
 from limpet.queue.sync.records import (
@@ -30,8 +32,6 @@ from limpet.queue.sync.records import (
     read_log,
 )
 from limpet.queue.sync.state import NodeState
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Stat, Store, batched
 
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024

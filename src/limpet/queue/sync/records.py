@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from limpet import records
-from limpet.errors import Corrupt, Invalid, Unsupported
-from limpet.keys import LOG_MAX, QueueKeys, QueuePlace, batch_of, queue_place, segment
-from limpet.lease.decide import TTL_MAX_S
+from limpet.kernel import records
+from limpet.kernel.errors import Corrupt, Invalid, Unsupported
+from limpet.kernel.keys import LOG_MAX, QueueKeys, QueuePlace, batch_of, queue_place, segment
+from limpet.kernel.lease.decide import TTL_MAX_S
+from limpet.kernel.records import Count, Digest, Instant, Name, Seconds
 from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
-from limpet.records import Count, Digest, Instant, Name, Seconds
 
 SCHEMA = 1
 LINE_BYTES_MAX = 4 * ENTRY_BYTES_MAX

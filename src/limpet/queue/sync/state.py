@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from limpet import keys
-from limpet.cell import Cell, struct_codec
-from limpet.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.keys import Key
+from limpet.kernel import keys
+from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Absent, Store
 from limpet.queue.sync.decide import FleetVerdict, RemoteFleet, joined
 from limpet.queue.sync.records import DAMAGE, NODE_CHARS_MAX, CursorRecord, NodeRecord, check_node
-from limpet.runtime import Runtime
-from limpet.store.api import Absent, Store
 
 OWNERS_MAX = 16
 SUFFIX_CHARS = 6

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from limpet import keys
-from limpet.errors import (
+from limpet.kernel import keys
+from limpet.kernel.errors import (
     Corrupt,
     Denied,
     Held,
@@ -19,11 +19,13 @@ from limpet.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.keys import QueueKeys
-from limpet.lease import Lease, Lock, VersionWatch
+from limpet.kernel.keys import QueueKeys
+from limpet.kernel.lease import Lease, Lock, VersionWatch
+from limpet.kernel.runtime import Flag, Runtime
+from limpet.kernel.store.api import Store
 from limpet.queue.api import Policy
-from limpet.queue.entry import Storage
 from limpet.queue.push import Pusher
+from limpet.queue.storage import Storage
 from limpet.queue.sweep import Sweeper
 from limpet.queue.sync.apply import Applier, Cycle, queues_of
 from limpet.queue.sync.decide import RemoteFleet
@@ -31,8 +33,6 @@ from limpet.queue.sync.down import LogApplier
 from limpet.queue.sync.records import DAMAGE
 from limpet.queue.sync.state import NodeState
 from limpet.queue.sync.up import OutboxSender, fill_outbox
-from limpet.runtime import Flag, Runtime
-from limpet.store.api import Store
 
 UP_S = 300.0
 DOWN_S = 3600.0

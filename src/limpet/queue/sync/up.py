@@ -11,13 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from limpet import keys, records
-from limpet.cell import Lost, Replaced, Unclear, Versioned, Won
-from limpet.errors import LimpetError, OutcomeUnknown
-from limpet.keys import Key, QueueKeys, is_batch, queue_place
-from limpet.lease import State, VersionWatch
-from limpet.lease.decide import is_live
-from limpet.queue.entry import ENTRY_BYTES_MAX, EntryLease, Storage
+from limpet.kernel import keys, records
+from limpet.kernel.cell import Lost, Replaced, Unclear, Versioned, Won
+from limpet.kernel.errors import LimpetError, OutcomeUnknown
+from limpet.kernel.keys import Key, QueueKeys, is_batch, queue_place
+from limpet.kernel.lease import State, VersionWatch
+from limpet.kernel.lease.decide import is_live
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Store, batched
+from limpet.queue.entry import ENTRY_BYTES_MAX, EntryLease
+from limpet.queue.storage import Storage
 from limpet.queue.sync.apply import Applier, Collision, Cycle, LineOutcome, OnUnreadable, queues_of, read_each
 from limpet.queue.sync.decide import entry_of_line, let_go, promoted, published, superseded
 from limpet.queue.sync.log import LogWriter, Outbox
@@ -32,8 +35,6 @@ from limpet.queue.sync.records import (
     read_outbox_entry,
 )
 from limpet.queue.sync.state import NodeState
-from limpet.runtime import Runtime
-from limpet.store.api import Store, batched
 
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024

@@ -51,7 +51,7 @@ export function stateBadge(queue) {
   return queue.state === "paused" ? badge("paused", "warn") : null;
 }
 
-/** Badges for tasks that are neither waiting nor in flight; on a phone, where there is no column for them, also for those that rest. */
+/** Badges for tasks that are neither waiting nor running; on a phone, where there is no column for them, also for those that rest. */
 function idle(queue) {
   const bound = (name) => (queue.at_least.includes(name) ? "+" : "");
   const rests = (queue.resting ?? 0) - (queue.suspended ?? 0);
@@ -65,7 +65,7 @@ function idle(queue) {
 export function queueTable(found) {
   const bound = (queue, name) => ({ least: queue.at_least.includes(name) });
   return table("queues",
-    [["Queue", "name"], ["Waiting", "num"], ["In flight", "num"], ["Resting", "num phone-off"], ["Scheduled", "num phone-off"], ["Failed", "num"], ["Oldest", "num"], ["Per minute", "num phone-off"], ["Ended, last hour", "phone-off"], ["Depth, last hour", "phone-off"]],
+    [["Queue", "name"], ["Waiting", "num"], ["Running", "num"], ["Resting", "num phone-off"], ["Scheduled", "num phone-off"], ["Failed", "num"], ["Oldest", "num"], ["Per minute", "num phone-off"], ["Ended, last hour", "phone-off"], ["Depth, last hour", "phone-off"]],
     found.queues.map((each) => [
       [link(path("queue", each.queue), each.queue), each.state === "ok" ? null : [" ", stateBadge(each)], idle(each), each.trouble ? [" ", badge("trouble", "bad")] : null],
       figure(each.waiting, bound(each, "waiting")), figure(each.in_flight, bound(each, "in_flight")), figure(each.resting, bound(each, "resting")), figure(each.scheduled, bound(each, "scheduled")),
@@ -127,7 +127,7 @@ function tiles(found) {
   const where = bill?.free ? "as in S3" : `on ${bill?.provider}`;
   return h("div", { class: "tiles" },
     tile("Waiting", plus(total(queues, "waiting"), least(queues, "waiting")), { zero: !total(queues, "waiting"), extra: depths.length ? sparkline(depths, "tasks that had not ended, over the last hour") : null, sub: `${plus(total(queues, "scheduled"), least(queues, "scheduled"))} scheduled` }),
-    tile("In flight", plus(total(queues, "in_flight"), least(queues, "in_flight")), { zero: !total(queues, "in_flight"), sub: `${plus(total(queues, "resting"), least(queues, "resting"))} resting` }),
+    tile("Running", plus(total(queues, "in_flight"), least(queues, "in_flight")), { zero: !total(queues, "in_flight"), sub: `${plus(total(queues, "resting"), least(queues, "resting"))} resting` }),
     tile("Failed", plus(total(queues, "failed"), least(queues, "failed")), { bad: total(queues, "failed") > 0, zero: !total(queues, "failed"), sub: total(queues, "cancelled") ? `${plus(total(queues, "cancelled"), least(queues, "cancelled"))} cancelled` : "not retried" }),
     tile("Ended, last hour", plus(done, queues.some((each) => each.rate_at_least)), { zero: !done, extra: hour.length ? sparkline(hour, `${count(done)} tasks ended in the last hour`) : null }),
     tile("Workers alive", alive ? short(alive.length) : "–", { zero: !alive?.length, bad: queues.some((each) => each.no_worker), sub: queues.some((each) => each.no_worker) ? `none in ${tally(queues.filter((each) => each.no_worker).length, "queue")}` : alive ? `${alive.reduce((all, each) => all + (each.threads ?? 1), 0)} threads` : "not recorded" }),

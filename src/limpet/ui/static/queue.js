@@ -10,7 +10,12 @@ export function queuesPage() {
 }
 
 const tasks = (n) => `${count(n)} ${n === 1 ? "task" : "tasks"}`;
-const STATES = { held: "good", overdue: "bad", rests: "warn", suspended: "warn", completed: "good", failed: "bad", cancelled: "bad", corrupt: "bad" };
+const STATES = { running: "good", overdue: "bad", resting: "warn", suspended: "warn", completed: "good", failed: "bad", cancelled: "bad" };
+
+/** The state of a task. One whose worker has not renewed its claim waits for another worker. */
+function stateOf(found) {
+  return found.overdue ? badge("overdue", STATES.overdue) : badge(found.state, STATES[found.state]);
+}
 
 function progress(entry) {
   if (entry.tasks < 2) return h("span", { class: "zero" }, "–");
@@ -46,7 +51,7 @@ function timeline(found) {
       h("summary", {}, h("span", { class: "number" }, each.number), badge(each.kind), h("span", { class: "error mono" }, each.name), bar(...ran(each), each.waited_s === undefined ? "" : "waited"), h("span", { class: "faint nowrap" }, took(each))),
       h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, ${moment(each.at)}, in ${each.worker}`), h("pre", {}, each.value)));
   };
-  const waits = found.reason ? h("div", { class: "waits" }, badge("waits", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap", title: moment(found.suspended_at) }, span((last - since) / 1000))) : null;
+  const waits = found.reason ? h("div", { class: "waiting" }, badge("suspended", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap", title: moment(found.suspended_at) }, span((last - since) / 1000))) : null;
   return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `the last ${count(found.steps.length)}; ${count(found.steps_before)} before them are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits));
 }
 
@@ -78,7 +83,7 @@ function drawTask(found, { queue, writes, changed, dialog, body, foot }) {
   const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, `${moment(each.at)}, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
   if (attempts.length && first) attempts.at(-1).open = true;
   refill(body,
-    facts(["State", badge(found.state, STATES[found.state])], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
+    facts(["State", stateOf(found)], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
     timeline(found),
     attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
     found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
@@ -170,16 +175,16 @@ export function queuePage(state, queue, task) {
 
   function entries() {
     const rows = details.pending;
-    const work = rows.filter((each) => ["held", "overdue", "held elsewhere"].includes(each.state));
-    const rests = rows.filter((each) => each.state === "rests");
+    const work = rows.filter((each) => each.state === "running" || each.overdue);
+    const rests = rows.filter((each) => each.state === "resting");
     const suspended = rows.filter((each) => each.state === "suspended");
     const waits = rows.filter((each) => !work.includes(each) && !rests.includes(each) && !suspended.includes(each));
     const more = details.pending_more ? "of the first 100 entries" : "";
     return [
-      panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.state === "held" ? null : h("span", { class: "phone-only" }, " ", badge(each.state, STATES[each.state]))], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", badge(each.state, STATES[each.state])])) : empty("No worker holds a task.")),
-      rests.length ? panel("Resting before the next attempt", more, table("rests", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
+      panel("At work", more, work.length ? table("work", [["Task", "id"], ["Worker", "wide"], ["Progress", ""], ["Attempt", "num phone-off"], ["Since", "num nowrap"], ["State", "phone-off"]], work.map((each) => [opens(each.id), [each.worker ?? "–", each.overdue ? h("span", { class: "phone-only" }, " ", stateOf(each)) : null], progress(each), figure(each.attempt), each.taken_at ? ago(each.taken_at) : "–", stateOf(each)])) : empty("No worker holds a task.")),
+      rests.length ? panel("Resting before the next attempt", more, table("resting", [["Task", "id"], ["Next try", "num nowrap"], ["Attempt", "num phone-off"], ["Progress", "phone-off"], ["Last error", "wide"]], rests.map((each) => [opens(each.id), `in ${span(each.rests_s)}`, figure(each.attempt), progress(each), h("span", { class: "mono" }, each.error || "–")]))) : null,
       suspended.length ? panel("Suspended, without a worker", more, table("suspended", [["Task", "id"], ["Reason", "wide"], ["Since", "num nowrap"], ["Until", "nowrap phone-off"], ["Attempt", "num phone-off"]], suspended.map((each) => [opens(each.id), each.reason, ago(each.suspended_at), each.due_at ? moment(each.due_at) : "–", figure(each.attempt)]))) : null,
-      panel("Waiting", more, waits.length ? table("waits", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), badge(each.state, STATES[each.state])])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
+      panel("Waiting", more, waits.length ? table("waiting", [["Task", "id"], ["Pushed", "num nowrap"], ["Tasks", "num"], ["Attempt", "num phone-off"], ["State", ""]], waits.slice(0, 25).map((each) => [opens(each.id), `${span(each.age_s)} ago`, count(each.tasks), figure(each.attempt), stateOf(each)])) : empty("Nothing waits."), waits.length > 25 ? h("p", { class: "empty" }, `and ${count(waits.length - 25)} more${details.pending_more ? ", at least" : ""}`) : null),
       details.scheduled.length ? panel("Scheduled", details.scheduled_more ? "the first 100" : "", table("scheduled", [["Task", "id"], ["Due", "num nowrap"], ["At", "nowrap phone-off"]], details.scheduled.slice(0, 25).map((each) => [opens(each.id), each.due_in_s > 0 ? `in ${span(each.due_in_s)}` : "now", moment(each.due_at)]))) : null,
     ];
   }
@@ -194,7 +199,7 @@ export function queuePage(state, queue, task) {
       summary?.trouble ? problem(summary.trouble) : null,
       summary ? h("div", { class: "tiles" },
         tile("Waiting", short(summary.waiting) + bound("waiting"), { zero: !summary.waiting, sub: `${short(summary.scheduled)} scheduled` }),
-        tile("In flight", short(summary.in_flight) + bound("in_flight"), { zero: !summary.in_flight, sub: `${short(summary.done)} done in batches` }),
+        tile("Running", short(summary.in_flight) + bound("in_flight"), { zero: !summary.in_flight, sub: `${short(summary.done)} done in batches` }),
         tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, sub: summary.suspended ? `${short(summary.suspended)}${bound("suspended")} suspended` : "until the next try" }),
         tile("Failed", short(summary.failed) + bound("failed"), { bad: summary.failed > 0, zero: !summary.failed, sub: summary.cancelled ? `${short(summary.cancelled)}${bound("cancelled")} cancelled` : "not retried" }),
         tile("Completed", short(summary.completed) + bound("completed"), { zero: !summary.completed, sub: "receipts kept" }),

@@ -1,0 +1,365 @@
+"""`Cell`: one small JSON object that many processes write by compare-and-swap; one of several concurrent writes wins.
+
+All mutable state of Limpet is in cells. `decide` has the rules, this module the I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from limpet.kernel import records
+from limpet.kernel.cell.decide import SCHEMA, Fence, Header, Write, admit, classify, next_header
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
+from limpet.kernel.keys import Key
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.store.api import Absent, Blob, Match, Store, Version
+from limpet.kernel.store.outcome import Verdict, put_resolved
+
+__all__ = [
+    "PLAIN",
+    "Cell",
+    "Codec",
+    "Fence",
+    "Fenced",
+    "Header",
+    "Lost",
+    "Outcome",
+    "Replaced",
+    "Unclear",
+    "Versioned",
+    "Won",
+    "struct_codec",
+]
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+TRIES_MAX = 100
+BACKOFF_S = 0.01
+BACKOFF_MAX_S = 0.3
+BACKOFF_SWAPS = 16
+"""On a slow store, a writer backs off for up to this many times the duration of its last swap: then few overlap."""
+GONE = Version("replaced")
+
+
+class Fenced(Protocol):
+    """Anything that carries a fencing token: a `Lease`, or a bare `Fence`."""
+
+    @property
+    def lock(self) -> str:
+        """The key of the lock."""
+
+    @property
+    def token(self) -> int:
+        """The token that the lock gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """Converts a cell's value to a struct of type `kind`, and reads it back from the cell's bytes.
+
+    The struct's fields are stored beside those of the header, so none of them may have the name of a header field.
+    """
+
+    kind: type[msgspec.Struct]
+    to_struct: Callable[[T], msgspec.Struct] | None
+    """None: the value is the struct."""
+    from_bytes: Callable[[bytes, str], T]
+    schema_of: Callable[[T], int] | None = None
+    """The schema that is written with a value: a version of Limpet that knows only lower ones leaves the cell alone."""
+    schema_max: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        shared = {*self.kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
+        if shared:
+            raise TypeError(f"{self.kind.__name__} has fields of the cell's header: {', '.join(sorted(shared))}")
+
+
+def struct_codec(kind: type[S]) -> Codec[S]:
+    """The codec of a cell whose value is a struct."""
+    return Codec(kind, None, lambda data, what: records.decode(data, kind, what=what))
+
+
+class _PlainBody(msgspec.Struct):
+    value: Any
+
+
+PLAIN: Codec[Any] = Codec(
+    _PlainBody,
+    lambda value: _PlainBody(records.plain(value, what="the value")),
+    lambda data, what: records.decode(data, _PlainBody, what=what).value,
+)
+"""Any JSON value, under the field `value`."""
+
+
+class Versioned(msgspec.Struct, Generic[T], frozen=True):
+    """A cell as it was read or written: its value and its version. `modified` is None for a write of this process."""
+
+    value: T
+    header: Header
+    version: Version
+    modified: datetime | None
+
+
+class Won(msgspec.Struct, Generic[T], frozen=True):
+    """The write happened, and `seen` is what it wrote."""
+
+    seen: Versioned[T]
+
+
+class Replaced(msgspec.Struct, Generic[T], frozen=True):
+    """The write happened: `seen` is what it wrote. Another write has replaced it by `now`, so no swap on `seen` can
+    win."""
+
+    seen: Versioned[T]
+    now: Versioned[T]
+
+
+class Lost(msgspec.Struct, Generic[T], frozen=True):
+    """The write did not happen and never will. `now` is the cell's content instead."""
+
+    now: Versioned[T]
+
+
+class Unclear(msgspec.Struct, Generic[T], frozen=True):
+    """It is unknown whether the write happened: too many others followed. It is not the content `now`, and never will
+    be."""
+
+    now: Versioned[T]
+
+
+Outcome = Won[T] | Replaced[T] | Lost[T] | Unclear[T]
+"""The outcome of one attempt to write a cell."""
+
+
+class Cell(Generic[T]):
+    """One object that changes only by compare-and-swap.
+
+    A write either replaces exactly the version that it is based on, or changes nothing. `deletable` cells may be
+    deleted, and their name is then never used again; if the reply to their creation is lost, the outcome stays unknown.
+    `remedy` is the hint of `Corrupt`: what to do about a cell that cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: Key,
+        codec: Codec[T],
+        runtime: Runtime,
+        *,
+        deletable: bool = False,
+        remedy: str | None = None,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._codec = codec
+        self._runtime = runtime
+        self._deletable = deletable
+        self._remedy = remedy
+        self._last: Versioned[T] | None = None
+
+    @property
+    def key(self) -> Key:
+        """The key of the cell's object."""
+        return self._key
+
+    def read(self) -> Versioned[T] | None:
+        """Read the cell; None if it was never written.
+
+        Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
+        """
+        try:
+            self._last = self.decode(self._store.get(self._key))
+        except Missing:
+            self._last = None
+        except Corrupt as error:
+            self.explain(error)
+            raise
+        return self._last
+
+    def replace_unreadable(self, value: T, version: Version | None = None) -> Versioned[T]:
+        """Replace a cell that cannot be read by `value`; its fence is lost. `version`: the one that was found there.
+
+        Raises: Missing; Conflict if it was written meanwhile; OutcomeUnknown.   Cost: 1 HEAD + 1 PUT; 1 PUT.
+        """
+        header = next_header(None, self._runtime.new_id(), None)
+        version = version or self._store.head(self._key).version
+        version = self._store.put(self._key, self._encode(header, value), when=Match(version))
+        self._last = Versioned(value, header, version, None)
+        return self._last
+
+    def create(self, value: T) -> Versioned[T]:
+        """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        return self._won(self.attempt(None, value))
+
+    def swap(self, seen: Versioned[T], value: T) -> Versioned[T]:
+        """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        return self._won(self.attempt(seen, value))
+
+    def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Versioned[T] | None:
+        """Read, call `change`, swap; start again if another process wrote first.
+
+        `change` gets the value (None: no cell yet) and returns the new one, or None to leave the cell unchanged. It may
+        be called several times. `lease`: as in `write`.
+        Raises: OutcomeUnknown; Conflict after 100 lost swaps; LeaseLost, Invalid.
+        Cost: 1 GET + 1 PUT uncontended; the first lost swap adds 1 GET + 1 PUT, later ones 2 GETs + 1 PUT.
+        """
+
+        def decide(seen: Versioned[T] | None) -> tuple[T, Fence | None] | None:
+            fence = self._admitted(seen, lease)
+            value = change(seen.value if seen else None)
+            return None if value is None else (value, fence)
+
+        return self._contend(self.read(), decide)
+
+    def write(self, value: T, *, lease: Fenced | None = None) -> Versioned[T]:
+        """Replace the cell's value by `value`. With a lease, only if no newer token has written to the cell.
+
+        The token is compared in the swap that writes (F12), so a holder that was paused and resumes too late changes
+        nothing. A write without a lease keeps the cell's fence.
+        Raises: LeaseLost for a lower token; Invalid for a lease of another lock; OutcomeUnknown.
+        Cost: 1 PUT if this handle saw the newest version, else 1 GET + 1 PUT.
+        """
+        seen = self._contend(self._last or self.read(), lambda seen: (value, self._admitted(seen, lease)))
+        assert seen is not None
+        return seen
+
+    def attempt(
+        self,
+        seen: Versioned[T] | None,
+        value: T,
+        fence: Fence | None = None,
+        *,
+        write_id: str | None = None,
+        lost: bool = False,
+    ) -> Outcome[T]:
+        """One conditional write on what was `seen` (None: create), and its outcome.
+
+        A caller that wants to recognise the write after OutcomeUnknown passes a new `write_id`. `lost`: the caller has
+        just lost a swap to another process.
+        Raises: OutcomeUnknown if the cell could not be read back; the store's errors if nothing was sent.
+        """
+        base = seen.header if seen else None
+        try:
+            header = next_header(
+                base, write_id or self._runtime.new_id(), fence or (_kept(seen) if seen else None), lost=lost
+            )
+            data = self._encode(header, value)
+
+            def read_back(found: Blob | None) -> Verdict:
+                write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
+                if found is None:
+                    return classify(write, None, None)
+                return classify(write, self._header(found), found.version)
+
+            when = Match(seen.version) if seen else Absent()
+            end = put_resolved(self._store, self._runtime, self._key, data, when, read_back)
+            if end.version is not None:
+                self._last = Versioned(value, header, end.version, end.found.modified if end.found else None)
+                return Won(self._last)
+            if end.found is None:
+                raise self._unknown()
+            self._last = now = self.decode(end.found)
+        except Corrupt as error:
+            self.explain(error)
+            raise
+        match end.verdict:
+            case Verdict.REPLACED:
+                return Replaced(Versioned(value, header, GONE, None), now)
+            case Verdict.LOST:
+                return Lost(now)
+            case _:
+                return Unclear(now)
+
+    def _admitted(self, seen: Versioned[T] | None, lease: Fenced | None) -> Fence | None:
+        offered = Fence(lease.lock, lease.token) if lease is not None else None
+        return admit(_kept(seen), offered, what=self._key)
+
+    def _contend(
+        self,
+        seen: Versioned[T] | None,
+        decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None],
+    ) -> Versioned[T] | None:
+        for tries in range(1, TRIES_MAX + 1):
+            decision = decide(seen)
+            if decision is None:
+                return seen
+            value, fence = decision
+            sent_s = self._runtime.elapsed_s()
+            match self.attempt(seen, value, fence, lost=tries > 1):
+                case Won(written) | Replaced(written):
+                    return written
+                case Unclear():
+                    raise self._unknown()
+                case Lost(now) if tries == 1:
+                    seen = now  # it was just read, so swap on it at once
+                case Lost():
+                    # Sleep first, then read: a base that was read before the sleep is stale afterwards, and a writer
+                    # that falls behind by more writes than the ring holds cannot resolve its own outcome.
+                    took_s = self._runtime.elapsed_s() - sent_s
+                    pause_s = max(min(BACKOFF_S * 2**tries, BACKOFF_MAX_S), BACKOFF_SWAPS * took_s)
+                    self._runtime.sleep(self._runtime.rng.uniform(0, pause_s))
+                    seen = self.read()
+        raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
+
+    def _won(self, outcome: Outcome[T]) -> Versioned[T]:
+        match outcome:
+            case Won(seen) | Replaced(seen):
+                return seen
+            case Lost():
+                raise Conflict(f"{self._key} was written by another process first")
+            case Unclear():
+                raise self._unknown()
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"whether the write of {self._key} happened is unknown: the object that was read back does not show it"
+        )
+
+    def _encode(self, header: Header, value: T) -> bytes:
+        codec = self._codec
+        struct = value if codec.to_struct is None else codec.to_struct(value)
+        if type(struct) is not codec.kind:
+            raise TypeError(f"a {type(struct).__name__} is not a {codec.kind.__name__}")
+        if codec.schema_of is not None:
+            header = msgspec.structs.replace(header, schema=codec.schema_of(value))
+        fields = records.encode(struct)  # in braces, as the header
+        data = records.encode(header) if fields == b"{}" else records.encode(header)[:-1] + b"," + fields[1:]
+        if len(data) > records.RECORD_BYTES_MAX:
+            raise Invalid(
+                f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",
+                hint="keep large data in a separate object, and its name in the cell",
+            )
+        return data
+
+    def _header(self, blob: Blob) -> Header:
+        header = records.decode(blob.data, Header, what=self._key)
+        if header.schema > self._codec.schema_max:
+            raise Unsupported(
+                f"{self._key} has schema {header.schema}; this limpet reads up to {self._codec.schema_max}"
+            )
+        if header.seq < 1 or header.schema < 1:
+            raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
+        return header
+
+    def decode(self, blob: Blob) -> Versioned[T]:
+        """Decode bytes of this cell that the caller has read, by `get_many` say.   Raises: Corrupt; Unsupported."""
+        try:
+            header = self._header(blob)
+            return Versioned(self._codec.from_bytes(blob.data, self._key), header, blob.version, blob.modified)
+        except Corrupt as error:
+            self.explain(error)
+            raise
+
+    def explain(self, error: Corrupt) -> None:
+        """Set the cell's remedy as the hint of the error."""
+        error.hint = self._remedy or error.hint
+
+
+def _kept(seen: Versioned[T] | None) -> Fence | None:
+    return seen.header.fence if seen else None
