@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -15,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.kernel.runtime import FAN_OUT_MAX, POOL_MAX, SystemRuntime, attempts, backoff_s, system, ulid
-from support.clock import ManualRuntime, steady
+from limpet.kernel.runtime import FAN_OUT_MAX, POOL_MAX, SystemRuntime, system, ulid
+from support.clock import steady
 
 MS = st.integers(0, 2**48 - 1)
 CHANCE = st.integers(0, 2**80 - 1)
@@ -175,26 +174,3 @@ def test_a_forked_child_is_somebody_else_and_its_threads_work() -> None:
     assert done.returncode == 0, done.stderr
     parent, child = json.loads(done.stdout)
     assert [one == other for one, other in zip(parent, child, strict=True)] == [False, False, False, False, True]
-
-
-def test_attempts_pause_between_them_and_not_before_the_first_or_after_the_last() -> None:
-    runtime = ManualRuntime()
-    begun_s, at_s = runtime.elapsed_s(), []
-    for n in attempts(runtime, 4, 1.0, longest_s=3.0):
-        at_s.append(runtime.elapsed_s() - begun_s)
-        assert len(at_s) == n
-    gaps_s = [later - earlier for earlier, later in itertools.pairwise(at_s)]
-    assert at_s[0] == 0
-    assert runtime.elapsed_s() - begun_s == at_s[-1]
-    assert all(longest / 2 <= gap <= longest for gap, longest in zip(gaps_s, (1.0, 2.0, 3.0), strict=True))
-
-
-def test_attempts_without_a_pause_take_no_time() -> None:
-    runtime = ManualRuntime()
-    begun_s = runtime.elapsed_s()
-    assert [*attempts(runtime, 3, 0)] == [1, 2, 3]
-    assert runtime.elapsed_s() == begun_s
-
-
-def test_a_pause_after_many_failures_is_bounded() -> None:
-    assert 1.5 <= backoff_s(ManualRuntime(), 10_000, 0.1, longest_s=3.0) <= 3.0

@@ -30,7 +30,7 @@ LIMITS = ROOT / "tools" / "house.toml"
 BIG_LINES, SMALL_LINES = 700, 80
 USER_ROOMS = ("kernel", "queue", "worker", "app")
 APART = ("queue/sync/", "queue/sqs/")
-RETRY_NAME = re.compile(r"(TRIES|RETRIES|SENDS|BACKOFF|PATIENCE|PAUSE|GROWTH|AGAIN)(_|$)")
+RETRY_NAME = re.compile(r"(?:^|_)(TRIES|RETRIES|SENDS|BACKOFF|PATIENCE|PAUSE|GROWTH|AGAIN)(_|$)")
 UPDATE_NAMES = {
     *("add-snapshot", "add-schema", "set-snapshot-ref", "assign-uuid", "set-properties", "add-spec", "set-location"),
     *("remove-snapshots", "remove-snapshot-ref", "add-sort-order", "set-current-schema", "add-view-version"),
@@ -123,15 +123,20 @@ def _retry_constants() -> int:
 
 
 def _sleep_loops() -> int:
-    """Loops that sleep: `runtime.sleep`, `time.sleep`, `pause`."""
+    """Loops that pause: `sleep`, `pause`, or a `wait` for so many seconds. `asyncio.wait` waits for results."""
+
+    def pauses(call: ast.Call) -> bool:
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="asyncio"), attr="wait"):
+                return False
+            case ast.Attribute(attr="wait"):
+                return bool(call.args or call.keywords)
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                return name in ("sleep", "pause")
+        return False
 
     def sleeps(loop: ast.AST) -> bool:
-        calls = (node.func for node in ast.walk(loop) if isinstance(node, ast.Call))
-        return any(
-            (isinstance(call, ast.Attribute) and call.attr in ("sleep", "wait"))
-            or (isinstance(call, ast.Name) and call.id in ("pause", "sleep"))
-            for call in calls
-        )
+        return any(pauses(node) for node in ast.walk(loop) if isinstance(node, ast.Call))
 
     loops = (
         node

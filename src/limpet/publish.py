@@ -44,8 +44,8 @@ from limpet.index.storage import IndexStorage, Manifest, manifest_cell
 from limpet.index.values import JSON_KINDS, Kind
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing
 from limpet.kernel.keys import Key
-from limpet.kernel.runtime import attempts
 from limpet.kernel.store.api import Blob, Stat, batched
+from limpet.kernel.waiting import attempts
 
 NEIGHBOURS = 16
 PART_BYTES = 4 << 20

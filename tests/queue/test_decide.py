@@ -29,7 +29,6 @@ from limpet.queue.decide import (
     Resting,
     aged,
     attempts_of,
-    backoff_s,
     bare,
     batch_receipt,
     cancelled,
@@ -821,38 +820,6 @@ def test_cancelled_is_for_good_and_keeps_the_token() -> None:
 
 
 # ---- back-off ----
-
-
-@pytest.mark.parametrize(
-    ("attempts", "chance", "expected"),
-    [
-        (1, 0.0, 1.0),
-        (1, 0.999999, 2.0),
-        (2, 0.0, 2.0),
-        (3, 0.5, 6.0),
-        (8, 0.0, 128.0),
-        (9, 0.0, 150.0),
-        (10**6, 0.0, 150.0),
-    ],
-)
-def test_backoff_doubles_up_to_a_limit(attempts: int, chance: float, expected: float) -> None:
-    policy = Policy(backoff_s=2.0, backoff_max_s=300.0)
-    assert backoff_s(policy, attempts, chance) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(("attempts", "doublings"), [(30, 29), (31, 30), (32, 30), (33, 30), (10**9, 30)])
-def test_backoff_doubles_thirty_times_at_most(attempts: int, doublings: int) -> None:
-    """So that no number of attempts makes a number that a float cannot hold."""
-    assert backoff_s(Policy(backoff_s=2.0, backoff_max_s=1e12), attempts, 0.0) == 2.0**doublings
-
-
-@given(st.integers(1, 100), st.floats(0, 0.999), st.floats(0, 1e6), st.floats(0, 1e6))
-@steady
-def test_backoff_is_never_negative_or_longer_than_its_limit(
-    n: int, chance: float, first_s: float, most_s: float
-) -> None:
-    wait_s = backoff_s(Policy(backoff_s=first_s, backoff_max_s=most_s), n, chance)
-    assert 0 <= wait_s <= most_s
 
 
 @pytest.mark.parametrize(

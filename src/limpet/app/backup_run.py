@@ -48,10 +48,11 @@ from limpet.kernel.errors import (
 from limpet.kernel.keys import Key, entry_of
 from limpet.kernel.lease import Lease, Lock, VersionWatch
 from limpet.kernel.records import Count, Digest, Name, digest_of
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Match, Stat, Store, Version, batched
 from limpet.kernel.store.metered import MeteredStore
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 T = TypeVar("T")
 size_of = attrgetter("size")

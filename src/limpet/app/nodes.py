@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from limpet.app.fleet import Fleet, open
 from limpet.app.record import NODE, SUPERVISED, check_record, record_cell
 from limpet.kernel.errors import Invalid, Missing, OutcomeUnknown, Unavailable
-from limpet.kernel.runtime import Flag, backoff_s, system
+from limpet.kernel.runtime import Flag, system
+from limpet.kernel.waiting import backoff_s
 
 if TYPE_CHECKING:
     from limpet.queue.sync import RemoteFleet, SyncEvent

@@ -55,7 +55,7 @@ from limpet.kernel.errors import (
     Unavailable,
     Unsupported,
 )
-from limpet.kernel.runtime import attempts
+from limpet.kernel.waiting import attempts
 
 _sorted_bytes = msgspec.json.Encoder(order="sorted").encode
 

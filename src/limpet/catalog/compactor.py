@@ -38,9 +38,10 @@ from limpet.kernel.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.lease import LeaseRecord
 from limpet.kernel.records import digest_of
-from limpet.kernel.runtime import attempts, ulid_above
+from limpet.kernel.runtime import ulid_above
 from limpet.kernel.store.api import Absent
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 SNAPSHOT_EVERY = 500
 """A snapshot is due after this many commits. With more, every head is longer; with fewer, snapshots take a larger share

@@ -26,8 +26,8 @@ from limpet.events.ledger import delete_all, store_time
 from limpet.kernel.errors import Corrupt, Denied, Invalid, Missing, Unavailable
 from limpet.kernel.keys import Key
 from limpet.kernel.records import moment
-from limpet.kernel.runtime import attempts
 from limpet.kernel.store.api import Stat
+from limpet.kernel.waiting import attempts
 
 GRACE_S = 3600.0
 _log = logging.getLogger("limpet.catalog")

@@ -23,9 +23,10 @@ from limpet.kernel import records
 from limpet.kernel.errors import Held, Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import Key
 from limpet.kernel.lease import Lease, Lock, Renewer
-from limpet.kernel.runtime import Flag, attempts, ulid_above
+from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 GROUP_MAX = 256
 PATIENCE_S = 30.0

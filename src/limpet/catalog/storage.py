@@ -23,8 +23,9 @@ from limpet.kernel.cell import Cell, Versioned
 from limpet.kernel.errors import Corrupt, Missing, NotModified, Unavailable
 from limpet.kernel.keys import Key
 from limpet.kernel.records import digest_of, json_text
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Store, Version
+from limpet.kernel.waiting import attempts
 
 S = TypeVar("S", bound=msgspec.Struct)
 

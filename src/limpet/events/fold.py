@@ -26,9 +26,10 @@ from limpet.kernel.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.kernel.keys import Key, is_ulid
 from limpet.kernel.records import Count, Digest, Moment, MomentOrNone, Name, digest_of, moment
-from limpet.kernel.runtime import Runtime, attempts, ulid_above
+from limpet.kernel.runtime import Runtime, ulid_above
 from limpet.kernel.store.api import Absent, Blob, Stat, Store, batched
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 APPLIED_MAX = 256
 

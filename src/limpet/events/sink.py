@@ -16,10 +16,11 @@ from limpet.kernel.cell import Cell, struct_codec
 from limpet.kernel.errors import Invalid, LimpetError, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import Key
 from limpet.kernel.records import Name, Positive
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Store
 from limpet.kernel.store.metered import MeteredStore
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 SCHEMA = 1
 EVENTS_MAX = 100_000

@@ -27,9 +27,10 @@ from limpet.kernel.cell import Cell, struct_codec
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import IndexKeys, Key, is_key, name_of
 from limpet.kernel.records import INTEGER_MAX, Name, Positive
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
 from limpet.kernel.store.outcome import SENDS_MAX
+from limpet.kernel.waiting import attempts
 
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record them in one small object."""

@@ -11,12 +11,11 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -32,10 +31,6 @@ P = ParamSpec("P")
 
 FAN_OUT_MAX = 32
 POOL_MAX = 128
-TRIES_MAX = 10
-"""How often a refused or unclear request is sent by default."""
-BACKOFF_S = 0.1
-BACKOFF_MAX_S = 3.0
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _LETTERS = bytes(ord(_ALPHABET[byte % 32]) for byte in range(256))
@@ -205,30 +200,6 @@ def _renew_runtimes() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_runtimes)
-
-
-def attempts(
-    runtime: Runtime, times: int | None = TRIES_MAX, pause_s: float = BACKOFF_S, *, longest_s: float = BACKOFF_MAX_S
-) -> Iterator[int]:
-    """1, 2, ... `times` (None: without end), with a pause of `backoff_s` before each but the first.
-
-    With `pause_s=0` it does not pause: the other writer, which has won meanwhile, has made room.
-    """
-    for tries in count(1) if times is None else range(1, times + 1):
-        if tries > 1 and pause_s:
-            runtime.sleep(backoff_s(runtime, tries - 1, pause_s, longest_s=longest_s))
-        yield tries
-
-
-def backoff_s(
-    runtime: Runtime, failures: int, pause_s: float = BACKOFF_S, *, longest_s: float = BACKOFF_MAX_S
-) -> float:
-    """The pause after so many failures in a row: `pause_s`, doubled by each further failure, at most `longest_s`.
-
-    A random part of up to a half is taken off, so that processes that failed together do not try again together.
-    """
-    doubled_s: float = pause_s * 2.0 ** min(failures - 1, 60)
-    return min(doubled_s, longest_s) * runtime.rng.uniform(0.5, 1.0)
 
 
 async def in_thread(call: Callable[P, B], /, *args: P.args, **kwargs: P.kwargs) -> B:

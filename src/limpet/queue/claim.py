@@ -31,12 +31,12 @@ from limpet.kernel.keys import Key
 from limpet.kernel.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
 from limpet.kernel.store.api import Absent
 from limpet.kernel.user_code import ended, text_of
+from limpet.kernel.waiting import backoff_s
 from limpet.queue.api import Fail, Policy, Retry, Task
 from limpet.queue.decide import (
     Progress,
     attempt_record,
     attempts_of,
-    backoff_s,
     bare,
     batch_receipt,
     charged,
@@ -417,7 +417,7 @@ class EntryClaim:
             self.fail(n, error or NO_VERDICT, trace)
             return
         if after_s is None:
-            after_s = backoff_s(self._policy, attempts, self._runtime.rng.random())
+            after_s = backoff_s(self._runtime, attempts, self._policy.backoff_s, longest_s=self._policy.backoff_max_s)
         if not after_s >= 0:
             raise Invalid(f"after_s must not be negative, and is {after_s:g}")
         after_s = min(after_s, DELAY_MAX_S)

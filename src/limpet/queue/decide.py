@@ -456,12 +456,6 @@ def cancelled(record: EntryLease) -> EntryLease:
     )
 
 
-def backoff_s(policy: Policy, attempts: int, chance: float) -> float:
-    """How long to wait after the failed attempt number `attempts`; `chance` in [0, 1) spreads the herd."""
-    longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(attempts - 1, 30))
-    return longest * (0.5 + chance / 2)
-
-
 def _clamped(wait_s: float) -> float:
     return min(max(0.0, wait_s), DELAY_MAX_S)
 

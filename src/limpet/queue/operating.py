@@ -39,9 +39,9 @@ from limpet.kernel.keys import (
     write_id_of_scheduled,
 )
 from limpet.kernel.lease import State
-from limpet.kernel.runtime import attempts
 from limpet.kernel.store.api import Absent, Blob, Match
 from limpet.kernel.store.sources import FileSource
+from limpet.kernel.waiting import attempts
 from limpet.queue.adopt import Adopter, QueueAdoptReport
 from limpet.queue.api import (
     Policy,

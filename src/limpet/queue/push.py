@@ -11,8 +11,8 @@ from limpet.kernel import records
 from limpet.kernel.cell import Won
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.kernel.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
-from limpet.kernel.runtime import attempts
 from limpet.kernel.store.api import Absent, Put, batched
+from limpet.kernel.waiting import attempts
 from limpet.queue.api import Pushed
 from limpet.queue.decide import other_shape
 from limpet.queue.entry import (

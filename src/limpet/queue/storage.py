@@ -18,8 +18,9 @@ from limpet.kernel.cell import Cell, Codec, Lost, Outcome, Replaced, Unclear, Ve
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Unsupported
 from limpet.kernel.keys import Key, QueueKeys, batch_of, count_of, name_of_receipt, parts_of_step
 from limpet.kernel.lease import VersionWatch
-from limpet.kernel.runtime import ComputedField, Runtime, attempts
+from limpet.kernel.runtime import ComputedField, Runtime
 from limpet.kernel.store.api import Absent, Blob, Stat, Store
+from limpet.kernel.waiting import attempts
 from limpet.queue.api import Notice
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer

@@ -56,10 +56,10 @@ from limpet.kernel.errors import (
     Unsupported,
 )
 from limpet.kernel.keys import Key
-from limpet.kernel.runtime import attempts
 from limpet.kernel.store.api import Absent
 from limpet.kernel.store.directory.files import is_full
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.waiting import attempts
 
 ID_BITS = 62
 TARGET_BYTES = 64 << 20

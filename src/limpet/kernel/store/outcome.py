@@ -15,8 +15,9 @@ import msgspec
 from limpet.kernel.errors import Conflict, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key
 from limpet.kernel.records import RECORD_BYTES_MAX
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Match, Store, Version, When
+from limpet.kernel.waiting import attempts
 
 SENDS_MAX = 3
 

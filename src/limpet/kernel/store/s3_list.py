@@ -18,7 +18,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import attempts
 
 PAGE_BYTES_MAX = 8 << 20
 """Twice the size of 1,000 keys of 1,024 bytes, with each byte written as %XX."""

@@ -28,6 +28,7 @@ from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Outcome
 from limpet.kernel.keys import first_name
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
+from limpet.kernel.waiting import backoff_s
 from limpet.queue.api import (
     AttemptError,
     EmptyClaim,
@@ -43,7 +44,6 @@ from limpet.queue.api import (
     need,
 )
 from limpet.queue.claim import NO_VERDICT, apply_error
-from limpet.queue.decide import backoff_s
 from limpet.queue.entry import encoded_payload
 from limpet.queue.sqs.client import (
     BATCH_MAX,
@@ -689,7 +689,13 @@ class SqsClaim:
             return
         longest_s = HIDDEN_MAX_S - 1 - (self._runtime.elapsed_s() - held.received_s)
         if after_s is None:
-            after_s = max(0.0, min(longest_s, backoff_s(queue.policy, count, self._runtime.rng.random())))
+            after_s = max(
+                0.0,
+                min(
+                    longest_s,
+                    backoff_s(self._runtime, count, queue.policy.backoff_s, longest_s=queue.policy.backoff_max_s),
+                ),
+            )
         if not 0 <= after_s <= longest_s:
             raise Invalid(
                 f"after_s is {after_s:g}; SQS hides a message for at most 12 hours from its delivery",

@@ -17,8 +17,9 @@ from limpet.kernel import keys, records
 from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Won, struct_codec
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key, QueueKeys, QueuePlace, queue_place
-from limpet.kernel.runtime import Runtime, attempts
+from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Stat, Store, Version
+from limpet.kernel.waiting import attempts
 from limpet.queue.entry import ENTRY_BYTES_MAX, Part, Receipt, read_task, task_name
 from limpet.queue.storage import Storage
 from limpet.queue.sync.decide import ends, is_held_elsewhere, merged, noted, ran_twice, won_back
