@@ -689,13 +689,8 @@ class SqsClaim:
             return
         longest_s = HIDDEN_MAX_S - 1 - (self._runtime.elapsed_s() - held.received_s)
         if after_s is None:
-            after_s = max(
-                0.0,
-                min(
-                    longest_s,
-                    backoff_s(self._runtime, count, queue.policy.backoff_s, longest_s=queue.policy.backoff_max_s),
-                ),
-            )
+            pause_s = backoff_s(self._runtime, count, queue.policy.backoff_s, longest_s=queue.policy.backoff_max_s)
+            after_s = max(0.0, min(longest_s, pause_s))
         if not 0 <= after_s <= longest_s:
             raise Invalid(
                 f"after_s is {after_s:g}; SQS hides a message for at most 12 hours from its delivery",
