@@ -4,59 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from limpet.kernel.keys import Key, is_ulid, segment
+from limpet.kernel.keys import Folder, Key, Object, is_ulid, segment
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CatalogKeys:
     """The objects of one domain. `id_` is a ULID: names rise with time."""
 
     domain: str
 
+    lock = Object("locks/{domain}.lock")
+    """The lock of the leader."""
+    head = Object("manifests/{domain}.json")
+    """The cell that says what is published."""
+    sequence = Object("sequence/{domain}.json")
+    """The counter of positions."""
+    ledger = Folder("ledger/{domain}")
+    """Batches of events."""
+    states = Folder("state/{domain}")
+    """Files of folded events."""
+    quarantine = Folder("quarantine/{domain}")
+    """Unreadable batches."""
+    commits = Folder("commits/{domain}")
+    """Commit records."""
+    snapshots = Folder("snapshots/{domain}")
+    """Snapshots of the state."""
+
     @staticmethod
     def of(domain: str) -> CatalogKeys:
         """The keys of a domain.   Raises: Invalid for an empty or unprintable name."""
         return CatalogKeys(segment(domain))
-
-    @property
-    def lock(self) -> Key:
-        """The lock of the leader."""
-        return Key(f"locks/{self.domain}.lock")
-
-    @property
-    def head(self) -> Key:
-        """The cell that says what is published."""
-        return Key(f"manifests/{self.domain}.json")
-
-    @property
-    def ledger(self) -> str:
-        """Folder of batches of events."""
-        return f"ledger/{self.domain}"
-
-    @property
-    def sequence(self) -> Key:
-        """The counter of positions."""
-        return Key(f"sequence/{self.domain}.json")
-
-    @property
-    def states(self) -> str:
-        """Folder of files of folded events."""
-        return f"state/{self.domain}"
-
-    @property
-    def quarantine(self) -> str:
-        """Folder of unreadable batches."""
-        return f"quarantine/{self.domain}"
-
-    @property
-    def commits(self) -> str:
-        """Folder of commit records."""
-        return f"commits/{self.domain}"
-
-    @property
-    def snapshots(self) -> str:
-        """Folder of snapshots."""
-        return f"snapshots/{self.domain}"
 
     def batch(self, id_: str) -> Key:
         """A batch of events."""

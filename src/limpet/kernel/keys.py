@@ -12,19 +12,19 @@ There are two encodings:
 
 from __future__ import annotations
 
-import hashlib
 import re
-from base64 import b32hexencode
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Literal, NewType, get_args
+from typing import Generic, Literal, NewType, TypeVar
 from urllib.parse import quote, unquote
 
 from limpet.kernel.errors import Invalid
-from limpet.kernel.runtime import ComputedField
+from limpet.kernel.runtime import ComputedField, sha256
 
 Key = NewType("Key", str)
+K = TypeVar("K", bound=str)
 
 KEY_BYTES_MAX = 900
 DISK_NAME_BYTES_MAX = 240
@@ -39,7 +39,8 @@ BACKUP = Key("backup.json")
 BACKUPS = "backup"
 BACKUP_LOCK = Key("backup/run.lock")
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
+"""Text, since it takes 5 ms to compile: `re` does so for the first name that is not printable."""
 _HIDDEN_FOLDER = re.compile(r"(^|/)(\.uploads|[^/]*\.versions)/")
 _FILE_ENDING = re.compile(r"\.(json|jsonl|usv|lock|parquet|avro|puffin|csv|txt|sql)$")
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
@@ -68,7 +69,6 @@ REMOTE = "remote.json"
 _ENTRY_OBJECTS = frozenset((TASK, BATCH, LEASE, REMOTE))
 
 QueueObject = Literal["single", "batch", "scheduled", "completed", "failed", "part"]
-_QUEUE_OBJECTS: tuple[QueueObject, ...] = get_args(QueueObject)
 
 DERIVED = "z"
 """How the names begin that Limpet derives from an id: no ULID begins so."""
@@ -93,6 +93,25 @@ _QUEUE_OBJECT = re.compile(
 )
 
 
+class _Named(Generic[K]):
+    """A field that is a key, or a folder: a text with the fields of its object in it, made at its first use."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, of: object, kind: object = None) -> K:
+        text: K = self._form.format_map(of.__dict__)  # type: ignore[assignment]
+        of.__dict__[self._name] = text
+        return text
+
+
+Folder = _Named[str]
+Object = _Named[Key]
+
+
 # ---- names, segments and file names ----
 
 
@@ -103,9 +122,14 @@ def segment(name: str) -> str:
     """
     if not isinstance(name, str) or not name:
         raise Invalid(f"a name must be a non-empty string, not {name!r}")
-    if _CONTROL.search(name):
+    if has_control(name):
         raise Invalid(f"the name {name!r} has control characters", hint="use printable characters")
     return encoded(name)
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has control characters, or such as are not valid Unicode."""
+    return not text.isprintable() and re.search(_CONTROL, text) is not None
 
 
 def encoded(name: str) -> str:
@@ -116,7 +140,7 @@ def encoded(name: str) -> str:
     if quoted.endswith(".versions"):
         quoted = quoted.removesuffix(".versions") + "%2eversions"
     if max(len(quoted), len(disk_name(quoted, leaf=False))) > SEGMENT_BYTES_MAX:
-        return HASHED + hashlib.sha256(name.encode()).hexdigest()
+        return HASHED + sha256(name.encode()).hex()
     return quoted
 
 
@@ -149,7 +173,7 @@ def check_path(key: str) -> Key:
         raise Invalid(f"a key must be a non-empty string, not {key!r}")
     if is_own_path(key):
         return Key(key)
-    if _CONTROL.search(key):
+    if has_control(key):
         raise Invalid(f"the key {key!r} has control characters", hint="use printable characters")
     if "\\" in key or _HIDDEN_FOLDER.search(key):
         raise Invalid(
@@ -165,11 +189,15 @@ def check_path(key: str) -> Key:
 
 def is_key(key: str) -> bool:
     """Whether `check` accepts `key`. A bucket may have other keys, which Limpet did not write."""
+    return _valid(check, key) is not None
+
+
+def _valid(make: Callable[..., Key], *parts: str | int) -> Key | None:
+    """`make(*parts)`; None if that is no valid key."""
     try:
-        check(key)
+        return make(*parts)
     except Invalid:
-        return False
-    return True
+        return None
 
 
 @lru_cache(maxsize=1024)
@@ -200,7 +228,8 @@ def disk_name(part: str, *, leaf: bool) -> str:
     The name of an object has a known file ending, or `=` is added; for a folder it is the other way round. So `k` and
     `k/x` never collide.
     """
-    name = _DISK_UNSAFE.sub(_escape, part)
+    # A file name that is not UTF-8 has surrogates, so it differs from every name that we make.
+    name = _DISK_UNSAFE.sub(lambda found: f"={found[0].encode(errors='surrogatepass').hex('=')}", part)
     return name if bool(_FILE_ENDING.search(name)) is leaf else name + "="
 
 
@@ -211,11 +240,6 @@ def from_disk_name(name: str) -> str | None:
         return raw.encode("latin-1").decode()
     except UnicodeError:
         return None
-
-
-def _escape(found: re.Match[str]) -> str:
-    # A file name that is not UTF-8 has surrogates, so it differs from every name that we make.
-    return "".join(f"={byte:02x}" for byte in found[0].encode(errors="surrogatepass"))
 
 
 # ---- locks, cells and other single objects ----
@@ -249,10 +273,7 @@ def worker_key(id_: str) -> Key:
 def worker_of(key: str) -> str | None:
     """The process whose presence object is at `key`; None for a key that `worker_key` does not make (F28)."""
     id_ = name_of(key.removeprefix(f"{WORKERS}/").removesuffix(".json"))
-    try:
-        return id_ if worker_key(id_) == key else None
-    except Invalid:
-        return None
+    return id_ if _valid(worker_key, id_) == key else None
 
 
 def backup_list_key(run: str, number: int) -> Key:
@@ -280,8 +301,10 @@ def is_ulid(text: str) -> bool:
 
 def derived(*parts: str | int) -> str:
     """A name in the form of a minted one that is the same whenever it is derived from the same parts."""
-    told = "\0".join(map(str, parts)).encode(errors="surrogatepass")
-    return DERIVED + b32hexencode(hashlib.sha256(told).digest()[:16])[:25].decode().lower()
+    from base64 import b32hexencode
+
+    digest = sha256("\0".join(map(str, parts)).encode(errors="surrogatepass"))
+    return DERIVED + b32hexencode(digest[:16])[:25].decode().lower()
 
 
 def check_id(id_: str) -> str:
@@ -422,6 +445,29 @@ class QueueKeys:
 
     root: str
 
+    pending = Folder("{root}/pending")
+    """Entries that wait or are held."""
+    scheduled = Folder("{root}/scheduled")
+    """Delayed pushes that are not due."""
+    completed = Folder("{root}/completed")
+    """Receipts of success."""
+    failed = Folder("{root}/failed")
+    """Receipts of failure."""
+    parts = Folder("{root}/parts")
+    """Results too large for a lease record, and unreadable bytes."""
+    steps = Folder("{root}/steps")
+    """The recorded steps of durable tasks, and the signals that were sent to them."""
+    pushes = Folder("{root}/pushes")
+    """The shapes of pushes of many tasks that have an id."""
+    control = Object("{root}/control.json")
+    """The settings that an operator has made: paused queues."""
+    bell = Object("{root}/bell.json")
+    """The object that pushers rewrite so that idle workers list the queue; only in a bucket."""
+    sweep = Object("{root}/sweep.json")
+    """The time of the last sweep."""
+    asking = Object("{root}/slots/asking.lock")
+    """The lease of the process that looks for what suspended tasks wait for."""
+
     @staticmethod
     def of(queue: str) -> QueueKeys:
         """The keys of the queue `queue`.   Raises: Invalid for an empty or unprintable name."""
@@ -431,56 +477,6 @@ class QueueKeys:
     def name(self) -> str:
         """The queue's name, as its users know it."""
         return name_of(self.root.removeprefix(f"{QUEUES}/"))
-
-    @ComputedField
-    def pending(self) -> str:
-        """Folder of entries that wait or are held."""
-        return f"{self.root}/pending"
-
-    @ComputedField
-    def scheduled(self) -> str:
-        """Folder of delayed pushes that are not due."""
-        return f"{self.root}/scheduled"
-
-    @ComputedField
-    def completed(self) -> str:
-        """Folder of receipts of success."""
-        return f"{self.root}/completed"
-
-    @ComputedField
-    def failed(self) -> str:
-        """Folder of receipts of failure."""
-        return f"{self.root}/failed"
-
-    @ComputedField
-    def parts(self) -> str:
-        """Folder of results too large for a lease record, and of unreadable bytes."""
-        return f"{self.root}/parts"
-
-    @ComputedField
-    def steps(self) -> str:
-        """Folder of the recorded steps of durable tasks, and of the signals that were sent to them."""
-        return f"{self.root}/steps"
-
-    @ComputedField
-    def pushes(self) -> str:
-        """Folder of the shapes of pushes of many tasks that have an id."""
-        return f"{self.root}/pushes"
-
-    @ComputedField
-    def control(self) -> Key:
-        """The settings that an operator has made: paused queues."""
-        return Key(f"{self.root}/control.json")
-
-    @ComputedField
-    def bell(self) -> Key:
-        """The object that pushers rewrite so that idle workers list the queue; only in a bucket."""
-        return Key(f"{self.root}/bell.json")
-
-    @ComputedField
-    def sweep(self) -> Key:
-        """The time of the last sweep."""
-        return Key(f"{self.root}/sweep.json")
 
     def tasks(self, entry: str, *, batch: bool) -> Key:
         """The payload of an entry: one task, or a batch."""
@@ -535,11 +531,6 @@ class QueueKeys:
         """One of the leases that limit the number of concurrent claims."""
         return Key(f"{self.root}/slots/{number}.lock")
 
-    @property
-    def asking(self) -> Key:
-        """The lease of the process that looks for what suspended tasks wait for."""
-        return Key(f"{self.root}/slots/asking.lock")
-
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
@@ -552,15 +543,11 @@ class QueuePlace:
 
 def queue_place(key: str) -> QueuePlace | None:
     """The meaning of `key`, if it is the key of a task, a receipt or a part of a queue; None for any other (F28)."""
-    found = _QUEUE_OBJECT.fullmatch(key)
-    if found is None:
+    place = _QUEUE_OBJECT.fullmatch(key)
+    if place is None or not is_key(key):
         return None
-    try:
-        check(key)
-    except Invalid:
-        return None
-    kind = next(each for each in _QUEUE_OBJECTS if found[each] is not None)
-    return QueuePlace(QueueKeys(found["root"]), kind, found[kind])
+    kind: QueueObject = place.lastgroup  # type: ignore[assignment]  # the group that matched
+    return QueuePlace(QueueKeys(place["root"]), kind, place[kind])
 
 
 def queue_at(folder: str) -> QueueKeys:
@@ -593,24 +580,38 @@ def damaged_key(id_: str) -> Key:
 
 def log_of(key: str) -> tuple[str, int] | None:
     """The node and the number of a log; None for any other key, and for one that `log_key` does not make (F28)."""
-    found = _LOG.fullmatch(key)
-    if found is None or not 0 < int(found[2]) <= LOG_MAX:
+    log = _LOG.fullmatch(key)
+    if log is None or not 0 < int(log[2]) <= LOG_MAX:
         return None
-    node = name_of(found[1])
-    try:
-        return (node, int(found[2])) if log_key(node, int(found[2])) == key else None
-    except Invalid:
-        return None
+    node, number = name_of(log[1]), int(log[2])
+    return (node, number) if _valid(log_key, node, number) == key else None
 
 
 # ---- indexes: a `shard` is the first hex digits of a hash; a `key` is the text of a record's key ----
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IndexKeys:
     """The objects of one index."""
 
     root: str
+
+    manifest = Object("{root}/manifest.json")
+    """The columns and the number of shards."""
+    package = Object("{root}/datapackage.json")
+    """The Frictionless data package: derived from the manifest, for other tools."""
+    json_schema = Object("{root}/schema.json")
+    """The columns as a JSON Schema: derived from the manifest, for other tools."""
+    inbox = Folder("{root}/inbox")
+    """Puts of single records that wait to be compiled."""
+    packs = Folder("{root}/packs")
+    """Packs: many records of one shard, waiting to be compiled."""
+    shards = Folder("{root}/shards")
+    """Compiled records."""
+    quarantine = Folder("{root}/quarantine")
+    """Unreadable objects."""
+    adopted = Folder("{root}/adopted")
+    """Files of other programs that have names which the index uses itself."""
 
     @staticmethod
     def of(index: str) -> IndexKeys:
@@ -619,46 +620,6 @@ class IndexKeys:
         if folder.startswith(HASHED):
             raise Invalid(f"the name {index[:40]!r}... is too long for an index", hint="a listing must tell its name")
         return IndexKeys(f"{INDEXES}/{folder}")
-
-    @property
-    def manifest(self) -> Key:
-        """The columns and the number of shards."""
-        return Key(f"{self.root}/manifest.json")
-
-    @property
-    def package(self) -> Key:
-        """The Frictionless data package: derived from the manifest, for other tools."""
-        return Key(f"{self.root}/datapackage.json")
-
-    @property
-    def json_schema(self) -> Key:
-        """The columns as a JSON Schema: derived from the manifest, for other tools."""
-        return Key(f"{self.root}/schema.json")
-
-    @property
-    def inbox(self) -> str:
-        """Folder of puts of single records that wait to be compiled."""
-        return f"{self.root}/inbox"
-
-    @property
-    def packs(self) -> str:
-        """Folder of packs: many records of one shard, waiting to be compiled."""
-        return f"{self.root}/packs"
-
-    @property
-    def shards(self) -> str:
-        """Folder of compiled records."""
-        return f"{self.root}/shards"
-
-    @property
-    def quarantine(self) -> str:
-        """Folder of unreadable objects."""
-        return f"{self.root}/quarantine"
-
-    @property
-    def adopted(self) -> str:
-        """Folder to which files of other programs are moved, if they have names that the index uses itself."""
-        return f"{self.root}/adopted"
 
     def inbox_of(self, shard: str, key: str | None = None) -> str:
         """Folder of the waiting puts of a shard, or of one record."""

@@ -10,18 +10,17 @@ every stored struct, and fails for a number, text, collection or time without bo
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from limpet.kernel.errors import Corrupt, Invalid
-from limpet.kernel.runtime import ProcessMutex
+from limpet.kernel.runtime import ProcessMutex, sha256
 from limpet.kernel.user_code import ended
 
 T = TypeVar("T")
@@ -120,7 +119,7 @@ def stable_bytes(value: Any) -> bytes:
 
 def digest_of(data: bytes) -> str:
     """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+    return sha256(data).hex()
 
 
 def moment(text: str) -> datetime:
@@ -152,7 +151,7 @@ def decode(data: bytes, kind: type[T], *, what: str, size_max: int = RECORD_BYTE
                 if at is not None:
                     _check_times(at)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else _short(str(error))
+        reason = "nested too deeply" if isinstance(error, RecursionError) else printable(str(error)[:ERROR_MAX])
         raise Corrupt(f"{what} is not a valid {getattr(kind, '__name__', kind)}: {reason}") from None
     return value
 
@@ -183,36 +182,26 @@ def _check_times(value: Any) -> None:
             _check_times(item)
 
 
-_holders: dict[type[msgspec.Struct], tuple[str, ...]] = {}
-
-
+@cache
 def _times_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """The fields of a struct that contain a time, directly or in another struct."""
-    found = _holders.get(kind)
-    if found is None:
-        info = msgspec.inspect.type_info(kind)
-        assert isinstance(info, msgspec.inspect.StructType)
-        found = tuple(field.name for field in info.fields if _holds_time(field.type, ()))
-        _holders[kind] = found
-    return found
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return tuple(field.name for field in info.fields if _holds_time(field.type, ()))
 
 
 def _holds_time(info: msgspec.inspect.Type, inside: tuple[type, ...]) -> bool:
+    i = msgspec.inspect
     match info:
-        case msgspec.inspect.DateTimeType():
+        case i.DateTimeType():
             return True
-        case msgspec.inspect.StructType(cls=cls, fields=fields):
+        case i.StructType(cls=cls, fields=fields):
             return cls not in inside and any(_holds_time(field.type, (*inside, cls)) for field in fields)
-        case msgspec.inspect.UnionType(types=types):
-            return any(_holds_time(each, inside) for each in types)
-        case msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item):
+        case i.UnionType(types=types) | i.TupleType(item_types=types):
+            return any(_holds_time(type_, inside) for type_ in types)
+        case i.ListType(item_type=item) | i.VarTupleType(item_type=item) | i.DictType(value_type=item):
             return _holds_time(item, inside)
-        case msgspec.inspect.TupleType(item_types=items):
-            return any(_holds_time(each, inside) for each in items)
-        case msgspec.inspect.DictType(value_type=item):
-            return _holds_time(item, inside)
-        case _:
-            return False
+    return False
 
 
 def printable(text: str) -> str:
@@ -223,12 +212,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _short(text: str) -> str:
-    """An error's text on one line, in printable characters: it may quote stored bytes."""
-    line = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text[: ERROR_MAX + 1])
-    return line if len(line) <= ERROR_MAX else f"{line[:ERROR_MAX]}..."
 
 
 def plain(value: Any, *, what: str) -> Any:
@@ -288,7 +271,7 @@ def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MA
         raise Invalid(f"{what} has more than {bytes_max} bytes")
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text  # `json` would guess the encoding
-        value = _STRICT.decode(text)
+        value = _strict_decoder().decode(text)
     except UnicodeDecodeError as error:
         raise Invalid(f"{what} is not UTF-8: byte {error.start + 1} is wrong", hint="JSON is UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -316,4 +299,8 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+@cache
+def _strict_decoder() -> Any:
+    from json import JSONDecoder  # few processes need it at their start
+
+    return JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)

@@ -372,6 +372,13 @@ def ulid_above(id_: str, floor: str) -> str:
     return ulid(floor_ms + 1, 0)[:10] + id_[10:]
 
 
+def sha256(data: bytes) -> bytes:
+    """The digest of `data`."""
+    from hashlib import sha256 as digest  # loads OpenSSL, which few processes need at their start
+
+    return digest(data).digest()
+
+
 _system: SystemRuntime | None = None
 
 

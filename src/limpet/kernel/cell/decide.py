@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from binascii import b2a_base64
 from typing import Annotated
 
 import msgspec
 
 from limpet.kernel.errors import Corrupt, Invalid, LeaseLost
 from limpet.kernel.records import INTEGER_MAX, Count, Name, Positive
-from limpet.kernel.runtime import ulid_ms
+from limpet.kernel.runtime import sha256, ulid_ms
 from limpet.kernel.store.api import Version
 from limpet.kernel.store.outcome import Verdict
 
@@ -91,7 +90,7 @@ def _written_often(recent: tuple[str, ...]) -> bool:
 
 def mark(write_id: str) -> str:
     """18 bits of a write id's digest, as text. Different marks prove different ids; equal marks prove nothing."""
-    return base64.b64encode(hashlib.sha256(write_id.encode()).digest()[:3]).decode()[:MARK_CHARS]
+    return b2a_base64(sha256(write_id.encode())[:3]).decode()[:MARK_CHARS]
 
 
 def classify(write: Write, found: Header | None, found_version: Version | None) -> Verdict:
