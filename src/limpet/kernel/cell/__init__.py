@@ -19,6 +19,7 @@ from limpet.kernel.keys import Key
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Match, Store, Version
 from limpet.kernel.store.outcome import Verdict, put_resolved
+from limpet.kernel.waiting import attempts
 
 __all__ = [
     "PLAIN",
@@ -38,13 +39,6 @@ __all__ = [
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
-
-TRIES_MAX = 100
-BACKOFF_S = 0.01
-BACKOFF_MAX_S = 0.3
-BACKOFF_SWAPS = 16
-"""On a slow store, a writer backs off for up to this many times the duration of its last swap: then few overlap."""
-GONE = Version("replaced")
 
 
 class Fenced(Protocol):
@@ -195,11 +189,17 @@ class Cell(Generic[T]):
 
     def create(self, value: T) -> Versioned[T]:
         """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
-        return self._won(self.attempt(None, value))
+        return self.swap(None, value)
 
-    def swap(self, seen: Versioned[T], value: T) -> Versioned[T]:
+    def swap(self, seen: Versioned[T] | None, value: T) -> Versioned[T]:
         """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
-        return self._won(self.attempt(seen, value))
+        match self.attempt(seen, value):
+            case Won(written) | Replaced(written):
+                return written
+            case Lost():
+                raise Conflict(f"{self._key} was written by another process first")
+            case Unclear():
+                raise self._unknown()
 
     def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Versioned[T] | None:
         """Read, call `change`, swap; start again if another process wrote first.
@@ -246,16 +246,12 @@ class Cell(Generic[T]):
         """
         base = seen.header if seen else None
         try:
-            header = next_header(
-                base, write_id or self._runtime.new_id(), fence or (_kept(seen) if seen else None), lost=lost
-            )
+            header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost)
             data = self._encode(header, value)
 
             def read_back(found: Blob | None) -> Verdict:
                 write = Write(header.write_id, base, seen.version if seen else None, self._deletable)
-                if found is None:
-                    return classify(write, None, None)
-                return classify(write, self._header(found), found.version)
+                return classify(write, self._header(found) if found else None, found.version if found else None)
 
             when = Match(seen.version) if seen else Absent()
             end = put_resolved(self._store, self._runtime, self._key, data, when, read_back)
@@ -270,7 +266,7 @@ class Cell(Generic[T]):
             raise
         match end.verdict:
             case Verdict.REPLACED:
-                return Replaced(Versioned(value, header, GONE, None), now)
+                return Replaced(Versioned(value, header, Version("replaced"), None), now)
             case Verdict.LOST:
                 return Lost(now)
             case _:
@@ -281,11 +277,9 @@ class Cell(Generic[T]):
         return admit(_kept(seen), offered, what=self._key)
 
     def _contend(
-        self,
-        seen: Versioned[T] | None,
-        decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None],
+        self, seen: Versioned[T] | None, decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None]
     ) -> Versioned[T] | None:
-        for tries in range(1, TRIES_MAX + 1):
+        for tries in attempts(self._runtime, 100, pause_s=0):
             decision = decide(seen)
             if decision is None:
                 return seen
@@ -299,22 +293,13 @@ class Cell(Generic[T]):
                 case Lost(now) if tries == 1:
                     seen = now  # it was just read, so swap on it at once
                 case Lost():
-                    # Sleep first, then read: a base that was read before the sleep is stale afterwards, and a writer
-                    # that falls behind by more writes than the ring holds cannot resolve its own outcome.
+                    # Not `backoff_s`: on a slow store, writers must spread over many swaps, so that few overlap. Sleep
+                    # first, then read: a base that was read before the sleep is stale afterwards, and a writer that
+                    # falls behind by more writes than the ring holds cannot resolve its own outcome.
                     took_s = self._runtime.elapsed_s() - sent_s
-                    pause_s = max(min(BACKOFF_S * 2**tries, BACKOFF_MAX_S), BACKOFF_SWAPS * took_s)
-                    self._runtime.sleep(self._runtime.rng.uniform(0, pause_s))
+                    self._runtime.sleep(self._runtime.rng.uniform(0, max(min(0.01 * 2**tries, 0.3), 16 * took_s)))
                     seen = self.read()
-        raise Conflict(f"{self._key} was swapped by others {TRIES_MAX} times in a row", hint="write it less often")
-
-    def _won(self, outcome: Outcome[T]) -> Versioned[T]:
-        match outcome:
-            case Won(seen) | Replaced(seen):
-                return seen
-            case Lost():
-                raise Conflict(f"{self._key} was written by another process first")
-            case Unclear():
-                raise self._unknown()
+        raise Conflict(f"{self._key} was swapped by others {tries} times in a row", hint="write it less often")
 
     def _unknown(self) -> OutcomeUnknown:
         return OutcomeUnknown(

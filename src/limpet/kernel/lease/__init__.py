@@ -449,7 +449,7 @@ class Lock:
             waited_s = self._runtime.elapsed_s() - started_s
             if patience_s <= waited_s and outcome.watch_s == 0.0 and not asked:
                 asked = True
-                outcome = self._by_store_clock(outcome.seen)
+                outcome = self._waiting(outcome.seen, self._decide(outcome.seen, asks_clock=True))
             left_s = max(patience_s, outcome.watch_s) - waited_s
             if left_s <= 0:
                 raise outcome.held
@@ -543,66 +543,46 @@ class Lock:
         return None
 
     def _try(self) -> Lease | _Waiting:
-        if self._look_first or self._unsure or self._watch.knows(self._cell.key):
-            seen = self._cell.read()
-        else:
-            claimed = self._claim(None)
-            if isinstance(claimed, Lease):
-                return claimed
-            seen = claimed
-        if seen is not None and seen.header.write_id in self._unsure:
-            return self._lease_or_wait(self._adopt(seen))
-        step = self._decide(seen) if seen else Create()
-        if isinstance(step, Wait):
-            assert seen is not None
-            return self._waiting(seen, step)
-        return self._lease_or_wait(self._claim(seen))
+        looks = bool(self._look_first or self._unsure or self._watch.knows(self._cell.key))
+        seen = self._cell.read() if looks else None
+        for swaps_left in (1, 0) if looks else (2, 1, 0):
+            if seen is not None and seen.header.write_id in self._unsure:
+                # An acquisition of ours whose outcome was unknown, and which did land.
+                outcome = self._swap(seen, renewed(seen.value, self._runtime.wall()))
+            else:
+                step = self._decide(seen) if seen else None
+                if seen is not None and (isinstance(step, Wait) or not swaps_left):
+                    return self._waiting(seen, step)
+                outcome = self._swap(seen, self._taken(seen.value if seen else None))
+            if isinstance(outcome, Lease):
+                return outcome
+            seen = outcome
+        assert seen is not None
+        return self._waiting(seen, self._decide(seen))
 
-    def _decide(self, seen: Versioned[LeaseRecord]) -> Create | Take | Wait:
-        unchanged_s = self._watch.unchanged_s(self._cell.key, seen.version)
-        step = self._step(seen, unchanged_s, max_age_s=None)
-        record = seen.value
+    def _decide(self, seen: Versioned[LeaseRecord], *, asks_clock: bool = False) -> Create | Take | Wait:
+        """What to do about that record. `asks_clock`: by a new reading of the store's clock (1 PUT + 1 HEAD)."""
+        record, modified, key = seen.value, seen.modified, self._cell.key
+        assert modified is not None
+        unchanged_s = self._watch.unchanged_s(key, seen.version)
+
+        def step(max_age_s: float | None) -> Create | Take | Wait:
+            now, wall = self._store.now(max_age_s=max_age_s), self._runtime.wall()
+            return next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
+
+        first = step(-1.0 if asks_clock else None)
         watched = record.state is State.HELD and unchanged_s >= look_interval_s(record.ttl_s)
-        if isinstance(step, Wait) and watched and self._watch.first_doubt(self._cell.key):
-            return self._step(seen, unchanged_s, max_age_s=record.ttl_s / 4)
-        return step
+        doubtful = isinstance(first, Wait) and watched and not asks_clock and self._watch.first_doubt(key)
+        return step(record.ttl_s / 4) if doubtful else first
 
-    def _by_store_clock(self, seen: Versioned[LeaseRecord]) -> _Waiting:
-        """Whether a held lock seems abandoned, by a new reading of the store's clock.   Cost: 1 PUT + 1 HEAD."""
-        unchanged_s = self._watch.unchanged_s(self._cell.key, seen.version)
-        step = self._step(seen, unchanged_s, max_age_s=-1.0)
-        return self._waiting(seen, step if isinstance(step, Wait) else None)
-
-    def _step(
-        self, seen: Versioned[LeaseRecord], unchanged_s: float, *, max_age_s: float | None
-    ) -> Create | Take | Wait:
-        assert seen.modified is not None
-        return next_step(
-            seen.value,
-            modified=seen.modified,
-            unchanged_s=unchanged_s,
-            now=self._store.now(max_age_s=max_age_s),
-            wall=self._runtime.wall(),
-        )
-
-    def _claim(self, seen: Versioned[LeaseRecord] | None) -> Lease | Versioned[LeaseRecord]:
+    def _taken(self, record: LeaseRecord | None) -> LeaseRecord:
+        runtime = self._runtime
+        owner, label, wall = runtime.owner, runtime.label, runtime.wall()
         try:
-            record = taken(
-                seen.value if seen else None,
-                name=self._name,
-                worker_id=self._runtime.owner,
-                label=self._runtime.label,
-                ttl_s=self._ttl_s,
-                wall=self._runtime.wall(),
-            )
+            return taken(record, name=self._name, worker_id=owner, label=label, ttl_s=self._ttl_s, wall=wall)
         except Corrupt as error:
             self._cell.explain(error)
             raise
-        return self._swap(seen, record)
-
-    def _adopt(self, seen: Versioned[LeaseRecord]) -> Lease | Versioned[LeaseRecord]:
-        """The lease of an acquisition of ours whose outcome was unknown, and which did land: renew it."""
-        return self._swap(seen, renewed(seen.value, self._runtime.wall()))
 
     def _swap(self, seen: Versioned[LeaseRecord] | None, record: LeaseRecord) -> Lease | Versioned[LeaseRecord]:
         """A lease if our record was written and not replaced; else the record that is there instead."""
@@ -618,16 +598,8 @@ class Lock:
             case Replaced(_, now) | Lost(now) | Unclear(now):  # our record is not the one that is stored now
                 return now
 
-    def _lease_or_wait(self, outcome: Lease | Versioned[LeaseRecord]) -> Lease | _Waiting:
-        if not isinstance(outcome, Lease) and outcome.header.write_id in self._unsure:
-            outcome = self._adopt(outcome)
-        if isinstance(outcome, Lease):
-            return outcome
-        step = self._decide(outcome)
-        return self._waiting(outcome, step if isinstance(step, Wait) else None)
-
-    def _waiting(self, seen: Versioned[LeaseRecord], step: Wait | None) -> _Waiting:
-        record = seen.value
-        held = Held(self._name, by=record.label, until=step.until if step else None, token=record.token)
-        confirm = step is not None and step.confirm
-        return _Waiting(seen, held, watch_s=look_interval_s(record.ttl_s) + POLL_MAX_S if confirm else 0.0)
+    def _waiting(self, seen: Versioned[LeaseRecord], step: Create | Take | Wait | None) -> _Waiting:
+        record, wait = seen.value, step if isinstance(step, Wait) else None
+        held = Held(self._name, by=record.label, until=wait.until if wait else None, token=record.token)
+        watch_s = look_interval_s(record.ttl_s) + POLL_MAX_S if wait and wait.confirm else 0.0
+        return _Waiting(seen, held, watch_s)
