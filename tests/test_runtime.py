@@ -31,11 +31,7 @@ def test_ulids_sort_by_time_then_chance(ms: int, chance: int, other_ms: int, oth
 
 @pytest.mark.parametrize(
     ("ms", "chance", "text"),
-    [
-        (0, 0, "0" * 26),
-        (2**48 - 1, 2**80 - 1, "7" + "z" * 25),
-        (1469918176385, 1, "01aryz6s41" + "0" * 15 + "1"),
-    ],
+    [(0, 0, "0" * 26), (2**48 - 1, 2**80 - 1, "7" + "z" * 25), (1469918176385, 1, "01aryz6s41" + "0" * 15 + "1")],
 )
 def test_known_ulids(ms: int, chance: int, text: str) -> None:
     assert ulid(ms, chance) == text

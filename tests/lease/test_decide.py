@@ -67,12 +67,7 @@ def test_what_never_was_is_created() -> None:
 
 @pytest.mark.parametrize(
     ("not_before_s", "now_s", "expected"),
-    [
-        (None, 0, Take()),
-        (0, 0, Take()),
-        (5, 5, Take()),
-        (5, 4.999, Wait(at(5), confirm=False)),
-    ],
+    [(None, 0, Take()), (0, 0, Take()), (5, 5, Take()), (5, 4.999, Wait(at(5), confirm=False))],
 )
 def test_a_free_lock_is_taken_when_it_is_due(not_before_s: float | None, now_s: float, expected: Take | Wait) -> None:
     found = record(State.FREE, not_before=None if not_before_s is None else at(not_before_s))

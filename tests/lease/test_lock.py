@@ -149,13 +149,7 @@ def cut_off_after(process: Process, fault: Fault) -> None:
     process.store.gets.append(fails(Unavailable("cut off")))
 
 
-@pytest.mark.parametrize(
-    "used_before",
-    [
-        False,
-        True,
-    ],
-)
+@pytest.mark.parametrize("used_before", [False, True])
 def test_a_lock_that_was_won_unknowingly_is_recognised(world: World, used_before: bool) -> None:
     a = world.process("a")
     if used_before:

@@ -45,11 +45,7 @@ FOLDERS = ["sub", "sub-1", "z"]
 _COLLAPSED = {"//x", "/x//y", "//"}
 _REFUSED = {"/./x", "/../x", "/.", "/.."}
 _REPLACED = {"/a\x01b", "/a\x1b[31mb"}
-TAKES = {
-    "moto": BAD.keys() - {"/a\nb"},
-    "seaweedfs": BAD.keys() - _COLLAPSED - _REFUSED - _REPLACED,
-    "rgw": BAD.keys(),
-}
+TAKES = {"moto": BAD.keys() - {"/a\nb"}, "seaweedfs": BAD.keys() - _COLLAPSED - _REFUSED - _REPLACED, "rgw": BAD.keys()}
 """Which of them a server takes and lists as they are. SeaweedFS lists most control characters as U+FFFD."""
 
 _FULL = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -273,11 +269,7 @@ ACTS = {
 @pytest.mark.parametrize("act", ACTS)
 def test_an_answer_that_is_wrong_is_an_error(wire: Misbehaving, store: CloudStore, act: str) -> None:
     wire.objects |= {"fleet/room/a": b"1", "fleet/room//b": b""}
-    for call in (
-        lambda: [*store.list("room")],
-        lambda: [*store.sample("room", 9)],
-        lambda: [*store.list_dirs("room")],
-    ):
+    for call in (lambda: [*store.list("room")], lambda: [*store.sample("room", 9)], lambda: [*store.list_dirs("room")]):
         wire.requests.clear()
         wire.act("OWN", act)
         with pytest.raises(LimpetError) as caught:

@@ -17,15 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from limpet.kernel.errors import (
-    Conflict,
-    Denied,
-    LimpetError,
-    NotModified,
-    OutcomeUnknown,
-    Unavailable,
-    Unsupported,
-)
+from limpet.kernel.errors import Conflict, Denied, LimpetError, NotModified, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.keys import Key, join, probe_key
 from limpet.kernel.records import decode, encode
 from limpet.kernel.runtime import Runtime, system
@@ -399,12 +391,7 @@ def store_to_examine(store: Store, runtime: Runtime) -> Iterator[Store]:
         shutil.rmtree(folder)
 
 
-def examine(
-    store: Store,
-    *,
-    rounds: int = 3,
-    progress: Callable[[Check], None] = lambda check: None,
-) -> Report:
+def examine(store: Store, *, rounds: int = 3, progress: Callable[[Check], None] = lambda check: None) -> Report:
     """Run all checks; `progress` gets each as it ends.
 
     Raises: Denied, Unavailable or OutcomeUnknown of the first request; later errors are failed checks.

@@ -458,11 +458,7 @@ class Lock:
 
     @contextmanager
     def hold(
-        self,
-        wait_s: float | None = None,
-        *,
-        stall_s: float | None = None,
-        on_lost: Callable[[], None] | None = None,
+        self, wait_s: float | None = None, *, stall_s: float | None = None, on_lost: Callable[[], None] | None = None
     ) -> Iterator[Lease]:
         """`with lock.hold() as lease:` holds the lock during the block, and renews it in a background thread.
 
@@ -486,11 +482,7 @@ class Lock:
 
     @asynccontextmanager
     async def hold_async(
-        self,
-        wait_s: float | None = None,
-        *,
-        stall_s: float | None = None,
-        on_lost: Callable[[], None] | None = None,
+        self, wait_s: float | None = None, *, stall_s: float | None = None, on_lost: Callable[[], None] | None = None
     ) -> AsyncIterator[Lease]:
         """`async with lock.hold_async() as lease:` is `hold` for coroutines: the event loop runs while it waits.
 

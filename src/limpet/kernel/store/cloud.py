@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import obstore
 from obstore.exceptions import (
@@ -65,28 +65,18 @@ _CREDENTIALS_HINT = {
 PAGE = 1000
 
 _REMOVE = "remove that object: no object of Limpet's has such a name"
-_WARNED_MAX = 100
 _SIGNED = timedelta(minutes=15)
 _log = logging.getLogger("limpet.store")
 
 _FAILURES = (BaseError, OSError)
 
-
-_clients_made = False
-_forked = False
-
-
-def _after_fork() -> None:
-    """The client library's threads do not survive a fork: a request of the child would never end."""
-    global _forked
-    _forked = _clients_made
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_clients_of: int | None = None
+"""The process that has made a client. The client library's threads do not survive a fork: a request of the child would
+never end."""
 
 
 def _refuse_fork() -> None:
-    if _forked:
+    if _clients_of not in (None, os.getpid()):
         raise Unsupported(
             "a bucket was opened before this process was forked, and its client does not survive that",
             hint='open it only after the fork, or start processes with multiprocessing.set_start_method("spawn")',
@@ -144,13 +134,12 @@ class CloudStore(Store):
             if not 0 <= range[0] < range[1]:
                 raise Invalid(f"the range {range[0]}..{range[1]} of {key} is not one", hint="give 0 <= start < stop")
             options["range"] = range
-        if self._by_generation:
-            if if_none_match is not None and self.head(key).version == if_none_match:
-                raise NotModified(f"{key} is still version {if_none_match}")
-            options |= {} if if_match is None else {"version": if_match}
-        else:
-            options |= {} if if_match is None else {"if_match": if_match}
-            options |= {} if if_none_match is None else {"if_none_match": if_none_match}
+        if if_match is not None:
+            options["version" if self._by_generation else "if_match"] = if_match
+        if if_none_match is not None and not self._by_generation:
+            options["if_none_match"] = if_none_match
+        elif if_none_match is not None and self.head(key).version == if_none_match:
+            raise NotModified(f"{key} is still version {if_none_match}")
         try:
             return self._read(f"get {key}", lambda: self._fetch(key, options, None if range else size_max))
         except (Missing, Conflict):
@@ -160,8 +149,7 @@ class CloudStore(Store):
             raise Conflict(f"get {key}: no longer that version") from None
 
     def _fetch(self, key: Key, options: Mapping[str, Any], size_max: int | None) -> Blob:
-        wanted: Any = options or None  # a TypedDict that only obstore's stubs know
-        result = obstore.get(self._reads, key, options=wanted)
+        result = obstore.get(self._reads, key, options=cast(Any, options or None))  # a TypedDict of obstore's stubs
         check_size(key, result.meta["size"], size_max)
         data = bytes(result.bytes())
         start, stop = result.range
@@ -182,12 +170,11 @@ class CloudStore(Store):
         try:
             result = obstore.put(client, key, data, mode=self._mode(when), use_multipart=False)
         except _FAILURES as error:
-            self._put_failed(key, when, error)
+            raise self._put_failed(key, when, error) from None
         version = result["version"] if self._by_generation else _quoted(result["e_tag"])
         if not version:
-            raise Unsupported(
-                f"the server gives no version for {key}", hint="use a server that answers puts with an ETag"
-            )
+            hint = "use a server that answers puts with an ETag"
+            raise Unsupported(f"the server gives no version for {key}", hint=hint)
         return Version(version)
 
     def _mode(self, when: When) -> Any:
@@ -232,7 +219,7 @@ class CloudStore(Store):
             try:
                 page = self._ask_list(folder, lambda: next(pages, None))
             except _UnlistableName as failure:
-                yield from self._own_pages(folder, after, last, failure.name)
+                yield from self._own_pages(folder, after, last, str(failure))
                 return
             if page is None:
                 return
@@ -288,7 +275,7 @@ class CloudStore(Store):
         return key[len(inside(self._place.prefix)) :]
 
     def _warn_refused(self, path: str) -> None:
-        if path not in self._warned and len(self._warned) < _WARNED_MAX:
+        if path not in self._warned and len(self._warned) < 100:
             self._warned.add(path)
             what = f"{self._place}: passed over the object {path!a}, which costs a request more at each listing"
             _log.warning("%s; %s", what, _REMOVE)
@@ -367,7 +354,7 @@ class CloudStore(Store):
         try:
             found = self._ask_list(folder, lambda: obstore.list_with_delimiter(self._reads, folder or None))
         except _UnlistableName as failure:
-            raw = self._raw_pages(folder, None, failure.name, by_folder=True)
+            raw = self._raw_pages(folder, None, str(failure), by_folder=True)
             return sorted({name for page in raw for name in self._folder_names(page, folder)})
         return sorted(path.rsplit("/", 1)[-1] for path in found["common_prefixes"])
 
@@ -422,25 +409,20 @@ class CloudStore(Store):
             return Unavailable(f"{what}: the client cannot list the object {_name_in(str(error))}", hint=hint)
         return self._refusal(what, error, answer) or Unavailable(f"{what}: {answer.line}")
 
-    def _put_failed(self, key: Key, when: When, error: Exception) -> NoReturn:
+    def _put_failed(self, key: Key, when: When, error: Exception) -> LimpetError:
         answer = read_answer(str(error))
         what = f"put {key}"
         lost = isinstance(error, AlreadyExistsError | PreconditionError)
         no_object = isinstance(error, FileNotFoundError) and not answer.no_bucket
         if no_object and isinstance(when, Absent):  # a 404 to a create is no answer of S3's: perhaps a proxy's
-            raise OutcomeUnknown(f"{what}: {answer.line}") from None
+            return OutcomeUnknown(f"{what}: {answer.line}")
         gone = no_object and isinstance(when, Match)  # F7
         if (lost or gone) and not answer.no_bucket:
             if isinstance(when, Always):
-                raise Unavailable(f"{what}: {answer.line}") from None
-            reason = "it exists" if isinstance(when, Absent) else "it is no longer that version"
-            raise Conflict(f"{what}: {reason}") from None
-        refusal = self._refusal(what, error, answer)
-        if refusal is not None:
-            raise refusal from None
-        if not answer.sent:
-            raise Unavailable(f"{what}: {answer.line}") from None
-        raise OutcomeUnknown(f"{what}: {answer.line}") from None
+                return Unavailable(f"{what}: {answer.line}")
+            return Conflict(f"{what}: {'it exists' if isinstance(when, Absent) else 'it is no longer that version'}")
+        unclear = OutcomeUnknown if answer.sent else Unavailable
+        return self._refusal(what, error, answer) or unclear(f"{what}: {answer.line}")
 
     def _refusal(self, what: str, error: Exception, answer: Answer) -> LimpetError | None:
         """The error of a request that the server refused; None if a retry may succeed."""
@@ -460,19 +442,16 @@ class CloudStore(Store):
             return Invalid(f"{what}: the bucket is in another region", hint="set AWS_REGION, or ?region=... in the URL")
         if answer.status == 501:
             return Unsupported(f"{what}: {answer.line}", hint="use a server that has conditional puts")
-        if (
-            400 <= answer.status < 500
-            and answer.status not in (408, 409, 412, 425, 429)
-            and answer.code != "RequestTimeout"
-        ):
+        passing = answer.status in (408, 409, 412, 425, 429) or answer.code == "RequestTimeout"
+        if 400 <= answer.status < 500 and not passing:
             return Invalid(f"{what}: {answer.line}", hint="check endpoint, region and bucket")
         return None
 
 
 def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int) -> Any:
-    global _clients_made
+    global _clients_of
     _refuse_fork()
-    _clients_made = True
+    _clients_of = os.getpid()
     settings: dict[str, Any] = {
         "prefix": place.prefix or None,
         "client_options": {**client_options, "allow_http": (place.endpoint or "").startswith("http://")},
@@ -480,10 +459,13 @@ def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int
         **place.options,
     }
     try:
+        if place.profile is not None:
+            auth = import_module("obstore.auth.boto3")
+            settings["credential_provider"] = auth.Boto3CredentialProvider(boto3_session(place.profile))
         match place.scheme:
             case "s3":
                 # One DELETE each: DeleteObjects answers 200 with the errors inside (F20), and not every server has it.
-                return S3Store(place.bucket, disable_bulk_delete=True, **_boto3(place.profile), **settings)
+                return S3Store(place.bucket, disable_bulk_delete=True, **settings)
             case "gs":
                 return GCSStore(place.bucket, **settings)
             case _:
@@ -492,25 +474,14 @@ def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int
         raise Invalid(f"{place}: {read_answer(str(error)).line}", hint="check the URL and the options") from None
 
 
-def _boto3(profile: str | None) -> dict[str, Any]:
-    if profile is None:
-        return {}
-    session = boto3_session(profile)
-    return {"credential_provider": import_module("obstore.auth.boto3").Boto3CredentialProvider(session)}
-
-
 class _UnlistableName(Exception):
-    """The client library cannot list the object `name` (empty if it does not say which); `s3_list` can be used."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    """The client library cannot list the object of that name (empty if it does not say which); `s3_list` can."""
 
 
 def _name_in(text: str) -> str:
     """The object that the client library's error names, escaped; empty if it names none."""
-    found = _PATH.search(text)
-    return _one_line(found[1]) if found else ""
+    path = _PATH.search(text)
+    return _one_line(path[1]) if path else ""
 
 
 def _in_order(metas: Sequence[Mapping[str, Any]], last: str) -> tuple[Sequence[Mapping[str, Any]], str]:
@@ -595,15 +566,10 @@ def read_answer(text: str) -> Answer:
             why = (reason[1] or reason[2]) if reason else ""
             line = f"{server} cannot be reached" + (f": {why}" if why else "")
     else:
-        line = _first_line(text)
+        line = text.partition("\n")[0].rpartition(" - ")[2].removeprefix("HTTP error: ")
     unreachable = bool(kind and kind[1] == "Connect")
     credentials = bool(_CREDENTIALS.search(text))
     return Answer(number, name, _one_line(line), sent=not (unreachable or credentials), credentials=credentials)
-
-
-def _first_line(text: str) -> str:
-    line = next(iter(text.splitlines()), "")
-    return line.rpartition(" - ")[2].removeprefix("HTTP error: ")
 
 
 def _one_line(text: str) -> str:

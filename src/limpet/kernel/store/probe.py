@@ -6,6 +6,7 @@ check comes before anything depends on the store. `doctor` has the thorough chec
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -59,10 +60,9 @@ def probe_conditions(store: Store, *, runtime: Runtime | None = None) -> Finding
 def use_etag_style(store: Store, style: EtagStyle) -> bool:
     """Set the ETag style of the store, inside any wrappers; False if that store has no such setting."""
     styled = _styled(store)
-    if styled is None:
-        return False
-    styled.etag_style = style
-    return True
+    if styled is not None:
+        styled.etag_style = style
+    return styled is not None
 
 
 def _styled(store: Store) -> _Styled | None:
@@ -82,40 +82,34 @@ def _conditions(store: Store, key: Key, first: Version) -> EtagStyle:
     if _must_refuse(store, key, b'{"step":4}', Match(base)) is not None:
         ignored.append("swaps an object that has changed (If-Match)")
     if ignored:
-        raise Unsupported(f"the store ignores conditions: it {' and '.join(ignored)}", hint=CONDITIONS_HINT)
+        raise _unsupported(f"the store ignores conditions: it {' and '.join(ignored)}")
     blob = store.get(key)
     if blob.data != b'{"step":3}':
-        raise Unsupported(
-            "the store did not keep an acknowledged swap, or applied one that it had to refuse", hint=CONDITIONS_HINT
-        )
+        raise _unsupported("the store did not keep an acknowledged swap, or applied one that it had to refuse")
     if blob.version != swapped:
-        raise Unsupported(
-            f"a read gives version {blob.version} for what was written as {swapped}", hint=CONDITIONS_HINT
-        )
+        raise _unsupported(f"a read gives version {blob.version} for what was written as {swapped}")
     return style
 
 
 def _swap(store: Store, key: Key, data: bytes, base: Version) -> tuple[EtagStyle, Version]:
     styled = _styled(store)
-    try:
-        return styled.etag_style if styled else "quoted", store.put(key, data, when=Match(base))
-    except Conflict as refused:
-        if styled is None or styled.etag_style == "unquoted":
-            raise Unsupported(
-                "the store refuses a swap that names the right version", hint=CONDITIONS_HINT
-            ) from refused
+    before: EtagStyle = styled.etag_style if styled else "quoted"
     # Ceph RGW compares If-Match with the bare ETag, so a quoted one never matches.
-    styled.etag_style = "unquoted"
-    try:
-        return "unquoted", store.put(key, data, when=Match(base))
-    except Conflict as refused:
-        styled.etag_style = "quoted"
-        raise Unsupported("the store refuses a swap that names the right version", hint=CONDITIONS_HINT) from refused
+    styles: list[EtagStyle] = [before, "unquoted"] if styled and before == "quoted" else [before]
+    for style in styles:
+        use_etag_style(store, style)
+        with suppress(Conflict):
+            return style, store.put(key, data, when=Match(base))
+    use_etag_style(store, before)
+    raise _unsupported("the store refuses a swap that names the right version")
 
 
 def _must_refuse(store: Store, key: Key, data: bytes, when: When) -> Version | None:
     """None when the write was refused. An unclear answer counts as refused; the caller then reads the object."""
-    try:
+    with suppress(Conflict, OutcomeUnknown):
         return store.put(key, data, when=when)
-    except (Conflict, OutcomeUnknown):
-        return None
+    return None
+
+
+def _unsupported(what: str) -> Unsupported:
+    return Unsupported(what, hint=CONDITIONS_HINT)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import msgspec
 
@@ -61,13 +61,8 @@ _LOCKING: Grants = {**_SERVICE, "clock/": _SWAP}
 
 _QUEUES: Grants = {
     "queues/": _LOOK,
-    "queues/*/pending/": _OWN,
-    "queues/*/scheduled/": _OWN,
-    "queues/*/completed/": _OWN,
-    "queues/*/failed/": _OWN,
-    "queues/*/parts/": _OWN,
-    "queues/*/steps/": _OWN,
-    "queues/*/pushes/": _OWN,
+    **{f"queues/*/{folder}/": _OWN for folder in ("pending", "scheduled", "completed", "failed")},
+    **{f"queues/*/{folder}/": _OWN for folder in ("parts", "steps", "pushes")},
     "queues/*/bell.json": _SWAP,
     "queues/*/sweep.json": frozenset({"get", "put", "delete"}),
 }
@@ -82,21 +77,14 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
             "ledger/": _OWN,
             "sequence/": _KEEP,
             "warehouse/": _OWN,
-            "manifests/": _LOOK,
-            "snapshots/": _LOOK,
-            "commits/": _LOOK,
-            "state/": _LOOK,
-            "quarantine/": _LOOK,
+            **dict.fromkeys(("manifests/", "snapshots/", "commits/", "state/", "quarantine/"), _LOOK),
         },
         "compactor": {
             **_SERVICE,
             "locks/": _GET,
             "ledger/": _GET,
             "manifests/": _KEEP,
-            "snapshots/": _OWN,
-            "commits/": _OWN,
-            "state/": _OWN,
-            "quarantine/": _OWN,
+            **dict.fromkeys(("snapshots/", "commits/", "state/", "quarantine/"), _OWN),
         },
         "compiler": {
             **_LOCKING,
@@ -144,19 +132,16 @@ TABLE: Mapping[Role, Grants] = MappingProxyType(
 
 def check_role(role: str) -> Role:
     """`role`, if there is one of that name.   Raises: Invalid."""
-    for known in ROLES:
-        if role == known:
-            return known
-    raise Invalid(f"there is no role {role!r}", hint=f"use one of {', '.join(ROLES)}")
+    if role not in ROLES:
+        raise Invalid(f"there is no role {role!r}", hint=f"use one of {', '.join(ROLES)}")
+    return cast(Role, role)
 
 
 def check_queues(role: Role, queues: Sequence[str]) -> tuple[str, ...]:
     """The folders of these queues; empty if `queues` is.   Raises: Invalid if `role` cannot be narrowed to queues."""
     if queues and role not in NARROWED:
-        raise Invalid(
-            f"the role {role} cannot be narrowed to some queues",
-            hint=f"only {' and '.join(NARROWED)} can; leave --queue out",
-        )
+        hint = f"only {' and '.join(NARROWED)} can; leave --queue out"
+        raise Invalid(f"the role {role} cannot be narrowed to some queues", hint=hint)
     return tuple(dict.fromkeys(QueueKeys.of(name).root for name in queues))
 
 
@@ -195,20 +180,15 @@ def _expression(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", "[^/]*") + below
 
 
-def _covers(pattern: str, key: str) -> bool:
-    """Whether `key` lies in `pattern`; a `key` that ends in `/` stands for all the keys below it."""
-    return re.fullmatch(_expression(pattern), key, re.DOTALL) is not None
-
-
 def patterns(role: Role, verb: Verb, *, besides: Sequence[str] = (), roots: Sequence[str] = ()) -> tuple[str, ...]:
     """The smallest set of patterns on which `role` may do `verb`, without those that `besides` covers."""
     granted = [pattern for pattern, verbs in grants(role, roots).items() if verb in verbs]
-    wider = [*granted, *besides]
-    return tuple(
-        pattern
-        for pattern in sorted(granted)
-        if pattern not in besides and not any(other != pattern and _covers(other, pattern) for other in wider)
-    )
+
+    def is_covered(pattern: str) -> bool:
+        wider = (_expression(other) for other in (*granted, *besides) if other != pattern)
+        return pattern in besides or any(re.fullmatch(other, pattern, re.DOTALL) for other in wider)
+
+    return tuple(pattern for pattern in sorted(granted) if not is_covered(pattern))
 
 
 def as_markdown() -> str:
