@@ -460,8 +460,8 @@ def _client(place: Place, client_options: Mapping[str, str], *, max_retries: int
     }
     try:
         if place.profile is not None:
-            auth = import_module("obstore.auth.boto3")
-            settings["credential_provider"] = auth.Boto3CredentialProvider(boto3_session(place.profile))
+            session = boto3_session(place.profile)
+            settings["credential_provider"] = import_module("obstore.auth.boto3").Boto3CredentialProvider(session)
         match place.scheme:
             case "s3":
                 # One DELETE each: DeleteObjects answers 200 with the errors inside (F20), and not every server has it.

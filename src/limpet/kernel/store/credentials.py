@@ -20,20 +20,14 @@ from limpet.kernel.keys import check_prefix
 
 QUERY = {"s3": ("endpoint", "region"), "gs": (), "az": ("endpoint", "account")}
 
-_FROM_ENVIRONMENT = {
-    "access_key_id": ("AWS_ACCESS_KEY_ID",),
-    "secret_access_key": ("AWS_SECRET_ACCESS_KEY",),
-    "session_token": ("AWS_SESSION_TOKEN",),
-    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
-    "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+_SOURCES = {
+    "access_key_id": (("AWS_ACCESS_KEY_ID",), "aws_access_key_id"),
+    "secret_access_key": (("AWS_SECRET_ACCESS_KEY",), "aws_secret_access_key"),
+    "session_token": (("AWS_SESSION_TOKEN",), "aws_session_token"),
+    "region": (("AWS_REGION", "AWS_DEFAULT_REGION"), "region"),
+    "endpoint": (("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "endpoint_url"),
 }
-_FROM_PROFILE = {
-    "access_key_id": "aws_access_key_id",
-    "secret_access_key": "aws_secret_access_key",
-    "session_token": "aws_session_token",
-    "region": "region",
-    "endpoint": "endpoint_url",
-}
+"""Of each option: the variables of the environment, and the setting of a profile."""
 _SETTINGS_HINT = "correct the AWS settings file"
 _KEYS = ("access_key_id", "secret_access_key", "session_token")
 _NEEDS_BOTO3 = ("sso_session", "sso_start_url", "role_arn", "source_profile", "credential_process", "login_session")
@@ -67,14 +61,11 @@ def locate(url: str, options: Mapping[str, str] | None = None, environ: Mapping[
     if parts.scheme not in QUERY:
         raise Invalid(f"{url!r} is not a bucket's URL", hint="write s3://bucket/prefix, gs://... or az://...")
     if not parts.hostname or parts.username or parts.port or parts.fragment:
-        raise Invalid(
-            f"{parts.scheme}://... must name a bucket and nothing else before the prefix",
-            hint=f"write {parts.scheme}://bucket/prefix",
-        )
+        what = f"{parts.scheme}://... must name a bucket and nothing else before the prefix"
+        raise Invalid(what, hint=f"write {parts.scheme}://bucket/prefix")
     if parts.netloc.endswith("--x-s3"):
-        raise Unsupported(
-            "S3 Express buckets list in no order and cannot start a listing at a key", hint="use an ordinary S3 bucket"
-        )
+        what = "S3 Express buckets list in no order and cannot start a listing at a key"
+        raise Unsupported(what, hint="use an ordinary S3 bucket")
     chosen = _query(parts.scheme, parts.query)
     found, profile = _aws(environ) if parts.scheme == "s3" else ({}, None)
     merged = {**found, **chosen, **(options or {})}
@@ -105,11 +96,10 @@ def boto3_session(profile: str | None) -> Any:
 
 
 def _query(scheme: str, query: str) -> dict[str, str]:
-    known = QUERY[scheme]
     chosen = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in chosen.items():
-        if name not in known or not value:
-            allowed = ", ".join(known) or "nothing"
+        if name not in QUERY[scheme] or not value:
+            allowed = ", ".join(QUERY[scheme]) or "nothing"
             raise Invalid(f"{name}={value} in a {scheme}:// URL means nothing", hint=f"allowed after '?': {allowed}")
     if "account" in chosen:
         chosen["account_name"] = chosen.pop("account")
@@ -124,33 +114,26 @@ def check_endpoint(endpoint: str) -> None:
     except ValueError:
         fine = False
     if "@" in endpoint:
-        raise Invalid(
-            "the endpoint has a user or password, which clients of the catalog would be told",
-            hint="requests are signed with the access key: leave them out",
-        )
+        hint = "requests are signed with the access key: leave them out"
+        raise Invalid("the endpoint has a user or password, which clients of the catalog would be told", hint=hint)
     if not fine or not endpoint.isascii() or not endpoint.isprintable() or set(endpoint) & set(' "<>\\^`{|}'):
-        raise Invalid(
-            f"the endpoint {endpoint!r} is not a URL",
-            hint="write http://host:port or https://host in ?endpoint=, AWS_ENDPOINT_URL or the AWS profile",
-        )
+        hint = "write http://host:port or https://host in ?endpoint=, AWS_ENDPOINT_URL or the AWS profile"
+        raise Invalid(f"the endpoint {endpoint!r} is not a URL", hint=hint)
 
 
 def _aws(environ: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """Options from the environment and the profile; the profile's name if its credentials need boto3."""
-    found = {
-        name: value
-        for name, variables in _FROM_ENVIRONMENT.items()
-        for value in [next((environ[each] for each in variables if environ.get(each)), None)]
-        if value
-    }
+    found = {}
+    for option, (variables, _) in _SOURCES.items():
+        if value := next(filter(None, map(environ.get, variables)), None):
+            found[option] = value
     name = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE")
     profile = _profile(name or "default", environ)
     if name and not profile:
-        raise Invalid(
-            f"there is no AWS profile {name!r}", hint="see `aws configure list-profiles`, or unset AWS_PROFILE"
-        )
+        hint = "see `aws configure list-profiles`, or unset AWS_PROFILE"
+        raise Invalid(f"there is no AWS profile {name!r}", hint=hint)
     has_keys = "access_key_id" in found
-    for option, setting in _FROM_PROFILE.items():
+    for option, (_, setting) in _SOURCES.items():
         if setting in profile and option not in found and not (has_keys and option in _KEYS):
             found[option] = profile[setting]
     ambient = has_keys or environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")

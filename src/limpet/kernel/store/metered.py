@@ -29,9 +29,8 @@ class Cost:
     """Puts that met a Conflict; they are in `requests` and `written_bytes` too."""
 
     def __sub__(self, earlier: Cost) -> Cost:
-        spent = {verb: count - earlier.requests.get(verb, 0) for verb, count in self.requests.items()}
         return Cost(
-            {verb: count for verb, count in spent.items() if count},
+            {verb: more for verb, n in self.requests.items() if (more := n - earlier.requests.get(verb, 0))},
             self.read_bytes - earlier.read_bytes,
             self.written_bytes - earlier.written_bytes,
             self.refused - earlier.refused,
@@ -67,8 +66,7 @@ class MeteredStore(WrappedStore):
     def snapshot(self) -> Cost:
         """The cost so far; the difference of two snapshots is the cost between them."""
         with self._mutex:
-            spent = self._spent
-            return Cost(dict(spent.requests), spent.read_bytes, spent.written_bytes, spent.refused)
+            return self._spent - Cost()
 
     @contextmanager
     def measure(self) -> Iterator[Cost]:
@@ -78,8 +76,8 @@ class MeteredStore(WrappedStore):
             yield cost
         finally:
             spent = self.snapshot() - before
-            cost.requests, cost.refused = spent.requests, spent.refused
-            cost.read_bytes, cost.written_bytes = spent.read_bytes, spent.written_bytes
+            for name in Cost.__slots__:
+                setattr(cost, name, getattr(spent, name))
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         key = self._send("put", key, size=len(data))
@@ -178,14 +176,13 @@ class LazyStore(MeteredStore, Generic[T]):
 
 AS_OF = "2026-11"
 
+_PRICES = {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0}
+
 DOLLARS_PER_1000: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        # S3 Standard, us-east-1
-        "s3": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
-        # Cloud Storage Standard, one region: class A and class B operations
-        "gcs": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
-        # Blob Storage Hot, LRS, East US
-        "azure": {"get": 0.0004, "head": 0.0004, "put": 0.005, "list": 0.005, "delete": 0.0},
+        "s3": _PRICES,  # Standard, us-east-1
+        "gcs": _PRICES,  # Standard, one region: class A and class B operations
+        "azure": _PRICES,  # Blob Storage Hot, LRS, East US
     }
 )
 

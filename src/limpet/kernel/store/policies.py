@@ -38,32 +38,12 @@ _UNSAFE = frozenset("*?${}\"'\\")  # wildcards, policy variables, templates, and
 _SWAPPED = ("cells/", "locks/", "manifests/", "queues/*/slots/", "sequence/")  # never put without a condition
 
 _ACTIONS: dict[Verb, str] = {"get": "s3:GetObject", "put": "s3:PutObject", "delete": "s3:DeleteObject"}
-_NAMED_BY_USERS = (
-    "indexes/*/inbox/",
-    "queues/*/parts/",
-    "queues/*/pending/",
-    "queues/*/steps/",
-)  # with a user's name as a folder
+_NAMED_BY_USERS = ("indexes/*/inbox/", "queues/*/parts/", "queues/*/pending/", "queues/*/steps/")  # as a folder
 
-_GCP_ROLES: dict[str, Json] = {
-    "limpetRead": {
-        "title": "Limpet: read",
-        "description": "Get objects, list them, and learn that one is missing.",
-        "stage": "GA",
-        "includedPermissions": ["storage.objects.get", "storage.objects.list"],
-    },
-    "limpetWrite": {
-        "title": "Limpet: write",
-        "description": "Create objects and write over them, which is to delete them too.",
-        "stage": "GA",
-        "includedPermissions": ["storage.objects.create", "storage.objects.delete"],
-    },
-    "limpetDelete": {
-        "title": "Limpet: delete",
-        "description": "Delete objects.",
-        "stage": "GA",
-        "includedPermissions": ["storage.objects.delete"],
-    },
+_GCP_ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "limpetRead": ("Get objects, list them, and learn that one is missing.", ("get", "list")),
+    "limpetWrite": ("Create objects and write over them, which is to delete them too.", ("create", "delete")),
+    "limpetDelete": ("Delete objects.", ("delete",)),
 }
 _OPERATORS_MAX = 12  # logical operators in one condition
 _LISTED = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "")'
@@ -79,9 +59,8 @@ class Scope:
     def __post_init__(self) -> None:
         for text in (self.bucket, self.prefix):
             if _UNSAFE & {*text}:
-                raise Invalid(
-                    f"{text!r} has characters that mean something in a policy", hint="choose a name without *?${}\"'"
-                )
+                hint = "choose a name without *?${}\"'"
+                raise Invalid(f"{text!r} has characters that mean something in a policy", hint=hint)
         if not self.bucket or "/" in self.bucket:
             raise Invalid(f"{self.bucket!r} is no bucket's name", hint="give the bucket alone; --prefix is apart")
         check_prefix(self.prefix)
@@ -153,17 +132,14 @@ def aws_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, condition
     for verb in _ACTIONS:
         kept_out = [_arn(scope, pattern) for pattern in _NAMED_BY_USERS if _reached(role, verb, pattern, roots)]
         if verb != "get":
-            kept_out += [f"{_arn(scope, pattern)}{end}" for end in UNWRITTEN.get(role, ()) for pattern in _ends(role)]
+            folders = [folder for folder in patterns(role, "put") if folder.endswith("/") and folder != "probe/"]
+            kept_out += [f"{_arn(scope, folder)}{end}" for end in UNWRITTEN.get(role, ()) for folder in folders]
         if kept_out:
             statements.append(_statement("Deny", (verb,), kept_out))
     if conditional and (swapped := [_arn(scope, pattern) for pattern in _swapped(role, roots)]):
-        statements.append(
-            _statement("Deny", ("put",), swapped)
-            | {
-                "Sid": "DenyPutWithoutCondition",
-                "Condition": {"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}},
-            }
-        )
+        absent = {"Null": {"s3:if-match": "true", "s3:if-none-match": "true"}}
+        deny = _statement("Deny", ("put",), swapped)
+        statements.append(deny | {"Sid": "DenyPutWithoutCondition", "Condition": absent})
     return {"Version": "2012-10-17", "Statement": statements}
 
 
@@ -186,11 +162,6 @@ def _glob(scope: Scope, pattern: str) -> str:
     return below if pattern and not pattern.endswith("/") else f"{below}*"
 
 
-def _ends(role: Role) -> tuple[str, ...]:
-    """The folders that `role` may write to, except for keys with some endings (`UNWRITTEN`)."""
-    return tuple(pattern for pattern in patterns(role, "put") if pattern.endswith("/") and pattern != "probe/")
-
-
 def _swapped(role: Role, roots: Sequence[str]) -> Iterator[str]:
     """The patterns that the role may put, and that every writer puts with a condition."""
     for pattern in patterns(role, "put", roots=roots):
@@ -209,34 +180,23 @@ def _listing(role: Role, scope: Scope, roots: Sequence[str]) -> Json:
         "Action": "s3:ListBucket",
         "Resource": [f"arn:aws:s3:::{scope.bucket}"],
     }
-    prefixes = [*_prefixes(role, scope, roots)]
+    listed = patterns(role, "list", roots=roots)
+    prefixes = [_glob(scope, pattern) for pattern in listed]
+    for pattern in patterns(role, "get", besides=listed, roots=roots):
+        endings = {"locks": ("lock",), "queues": ("json", "jsonl", "lock")}.get(pattern.partition("/")[0], ("json",))
+        objects = [f"{pattern}*.{ending}" for ending in endings] if pattern.endswith("/") else [pattern]
+        prefixes += map(scope.below, objects)  # objects, and no folder
     if "*" not in prefixes:  # of the whole bucket, a listing may come without a prefix
         statement["Condition"] = {"StringLike": {"s3:prefix": prefixes}}
     return statement
 
 
-def _prefixes(role: Role, scope: Scope, roots: Sequence[str]) -> Iterator[str]:
-    listed = patterns(role, "list", roots=roots)
-    yield from (_glob(scope, pattern) for pattern in listed)
-    for pattern in patterns(role, "get", besides=listed, roots=roots):
-        if not pattern.endswith("/"):
-            yield scope.below(pattern)
-            continue
-        endings = {"locks": ("lock",), "queues": ("json", "jsonl", "lock")}.get(pattern.partition("/")[0], ("json",))
-        yield from (scope.below(f"{pattern}*.{ending}") for ending in endings)  # an object, and no folder
-
-
 def _reached(role: Role, verb: Verb, pattern: str, roots: Sequence[str]) -> bool:
     """Whether AWS would let the role do `verb` somewhere in `pattern`, against the table."""
     head = pattern.partition("*")[0]
-    granted = patterns(role, verb, roots=roots)
-    table = grants(role, roots)
-    return (
-        pattern in table
-        and verb not in table[pattern]
-        and head not in granted
-        and any(each.startswith(f"{head}*") for each in granted)
-    )
+    granted, table = patterns(role, verb, roots=roots), grants(role, roots)
+    forbidden = pattern in table and verb not in table[pattern]
+    return forbidden and head not in granted and any(wider.startswith(f"{head}*") for wider in granted)
 
 
 # ---- Google Cloud ----
@@ -245,7 +205,7 @@ def _reached(role: Role, verb: Verb, pattern: str, roots: Sequence[str]) -> bool
 def gcp_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, project: str, member: str) -> Json:
     """Custom roles for the project, and bindings of them for the bucket's policy (version 3). `roots`: see AWS."""
     reads = [_named(scope, pattern) for pattern in patterns(role, "get", roots=roots)]
-    reads += [_listed(scope, pattern) for pattern in patterns(role, "list", roots=roots)]
+    reads += [f'{_LISTED}.startsWith("{scope.below(pattern)}")' for pattern in patterns(role, "list", roots=roots)]
     writes = patterns(role, "put", roots=roots)
     deletes = patterns(role, "delete", besides=writes, roots=roots)
     wanted = {
@@ -262,7 +222,16 @@ def gcp_policy(role: Role, scope: Scope, roots: Sequence[str] = (), *, project: 
         for name, terms in wanted.items()
         for n, condition in enumerate(_conditions(terms), 1)
     ]
-    used = {name: definition for name, definition in _GCP_ROLES.items() if wanted[name]}
+    used = {
+        name: {
+            "title": f"Limpet: {name.removeprefix('limpet').lower()}",
+            "description": description,
+            "stage": "GA",
+            "includedPermissions": [f"storage.objects.{verb}" for verb in verbs],
+        }
+        for name, (description, verbs) in _GCP_ROLES.items()
+        if wanted[name]
+    }
     return {"roles": used, "policy": {"version": 3, "bindings": bindings}}
 
 
@@ -292,10 +261,6 @@ def _written(role: Role, scope: Scope, pattern: str) -> str:
     """The same, without the endings that the role may not write."""
     ends = [f'!resource.name.endsWith("{end}")' for end in UNWRITTEN.get(role, ())]
     return f"({' && '.join([_named(scope, pattern), *ends])})" if ends else _named(scope, pattern)
-
-
-def _listed(scope: Scope, pattern: str) -> str:
-    return f'{_LISTED}.startsWith("{scope.below(pattern)}")'
 
 
 def _conditions(terms: Sequence[str]) -> Iterator[str]:
