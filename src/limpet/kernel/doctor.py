@@ -10,9 +10,10 @@ import os
 import shutil
 import tempfile
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -95,7 +96,8 @@ def _conditional_writes(context: DoctorContext) -> str:
 def _create_race(context: DoctorContext) -> str:
     for turn in range(context.rounds):
         key = context.key("create", str(turn))
-        answers = _answers(context, lambda n, key=key: context.store.put(key, encode(n), when=Absent()), CREATORS)
+        creates = [partial(context.store.put, key, encode(n), when=Absent()) for n in range(CREATORS)]
+        answers = _answers(context, creates)
         winners = [n for n, error in enumerate(answers) if error is None]
         _expect(len(winners) < 2, f"{len(winners)} of {CREATORS} creates of one name at once were acknowledged")
         # F1: the answer to the winner may be a Conflict; then the bytes that were kept name it.
@@ -109,7 +111,7 @@ def _swap_race(context: DoctorContext) -> str:
     context.store.put(key, encode([]), when=Absent())
     acknowledged: list[str] = []
     until_s = context.runtime.elapsed_s() + RACE_S
-    _answers(context, lambda n: _add_marks(context, key, n, until_s, acknowledged), SWAPPERS)
+    _answers(context, [partial(_add_marks, context, key, n, until_s, acknowledged) for n in range(SWAPPERS)])
     kept = decode(context.store.get(key).data, list[str], what=key)
     lost = set(acknowledged) - set(kept)
     _expect(acknowledged, f"no swap got through in {RACE_S:.0f} s")
@@ -135,19 +137,19 @@ def _add_marks(context: DoctorContext, key: Key, writer: int, until_s: float, ac
             context.runtime.sleep(context.runtime.rng.uniform(0.1, 1.0))
 
 
-def _answers(context: DoctorContext, call: Callable[[int], object], times: int) -> list[LimpetError | None]:
-    """The errors of `call(0)` ... `call(times - 1)`, made concurrently. An error that no race explains is raised."""
+def _answers(context: DoctorContext, calls: Sequence[Callable[[], object]]) -> list[LimpetError | None]:
+    """The errors of the calls, made concurrently. An error that no race explains is raised."""
     start_s = context.runtime.elapsed_s() + START_S
 
-    def one(n: int) -> LimpetError | None:
+    def one(call: Callable[[], object]) -> LimpetError | None:
         context.runtime.sleep(start_s - context.runtime.elapsed_s())
         try:
-            call(n)
+            call()
         except LimpetError as error:
             return error
         return None
 
-    answers = context.runtime.fan_out(one, range(times), at_once=times)
+    answers = context.runtime.fan_out(one, calls, at_once=len(calls))
     for error in answers:
         if error is not None and not isinstance(error, Conflict | OutcomeUnknown | Unavailable):
             raise error

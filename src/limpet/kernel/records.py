@@ -156,7 +156,7 @@ def decode(data: bytes, kind: type[T], *, what: str, size_max: int = RECORD_BYTE
     return value
 
 
-_readers: dict[Any, tuple[Callable[[bytes], Any], tuple[str, ...] | None]] = {}
+_readers: dict[Any, tuple[Callable[[bytes], Any], tuple[str, ...] | None]] = {}  # faster than `cache`
 
 
 def _reader(kind: Any) -> tuple[Callable[[bytes], Any], tuple[str, ...] | None]:
@@ -215,10 +215,7 @@ def printable(text: str) -> str:
 
 
 def plain(value: Any, *, what: str) -> Any:
-    """`value`, if it is JSON that reads back equal: str keys, finite numbers, at most 64 levels.
-
-    Raises: Invalid, with the path of the value that is wrong.
-    """
+    """`value`, if it is JSON that reads back equal: str keys, finite numbers, at most 64 levels.   Raises: Invalid."""
     plain_bytes(value, what=what)
     return value
 
@@ -262,10 +259,7 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
 
 
 def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MAX) -> Any:
-    """Parse a user's JSON text strictly: no NaN, no duplicate keys, limited bytes and depth.
-
-    Raises: Invalid.
-    """
+    """Parse a user's JSON text strictly: no NaN, no duplicate keys, limited bytes and depth.   Raises: Invalid."""
     size = len(text) if isinstance(text, bytes) else len(text.encode(errors="surrogatepass"))
     if size > bytes_max:
         raise Invalid(f"{what} has more than {bytes_max} bytes")

@@ -14,7 +14,7 @@ from typing import get_args
 import msgspec
 
 from limpet.kernel.errors import Conflict, Denied, Missing, Unsupported
-from limpet.kernel.keys import Key, check
+from limpet.kernel.keys import check
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Match, Store, Version
 from limpet.kernel.store.roles import TABLE, Role, Verb, allows, grants
@@ -100,10 +100,8 @@ def examine_rights(
     never = _NEVER_A_GENERATION if by_generation else _NEVER
     tried = [(store, sample) for sample in samples(role, mark, roots)]
     if outside is not None:
-        tried += [
-            (outside, RightSample(where=OUTSIDE, verb=verb, key="" if verb == "list" else f"{mark}.json", exists=False))
-            for verb in VERBS
-        ]
+        keys: dict[Verb, str] = {verb: "" if verb == "list" else f"{mark}.json" for verb in VERBS}
+        tried += [(outside, RightSample(where=OUTSIDE, verb=verb, key=keys[verb], exists=False)) for verb in VERBS]
     checks: list[RightCheck] = []
     conditional = False
     for where, sample in tried:
@@ -132,7 +130,7 @@ def _try(store: Store, sample: RightSample, never: Match) -> None:
     if sample.verb == "list":
         next(iter(store.list(sample.key)), None)
         return
-    key: Key = check(sample.key)
+    key = check(sample.key)
     if sample.verb == "get":
         store.head(key)
     elif sample.verb == "delete":
@@ -140,6 +138,5 @@ def _try(store: Store, sample: RightSample, never: Match) -> None:
     else:
         store.put(key, b"", when=never)
         store.delete(key)
-        raise Unsupported(
-            "the server accepted a put whose condition cannot hold", hint="see what `limpet doctor` says of it"
-        )
+        hint = "see what `limpet doctor` says of it"
+        raise Unsupported("the server accepted a put whose condition cannot hold", hint=hint)

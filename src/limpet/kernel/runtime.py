@@ -113,7 +113,6 @@ class SystemRuntime:
     """The real clocks, random numbers and threads of this process."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
         self._fresh()
         _runtimes.add(self)
 
@@ -174,20 +173,16 @@ class SystemRuntime:
             finally:
                 self._in_pool.yes = False
 
-        pool = self._executor()
-        others = [pool.submit(run) for _ in range(min(at_once, POOL_MAX, len(todo)) - 1)]
-        run()
-        for other in others:
-            other.result()
-        return [found[n] for n in range(len(todo))]
-
-    def _executor(self) -> ThreadPoolExecutor:
         with self._mutex:
             if self._pool is None:
                 from concurrent.futures import ThreadPoolExecutor
 
                 self._pool = ThreadPoolExecutor(POOL_MAX, thread_name_prefix="limpet-io")
-            return self._pool
+        helpers = [self._pool.submit(run) for _ in range(min(at_once, POOL_MAX, len(todo)) - 1)]
+        run()
+        for helper in helpers:
+            helper.result()
+        return [found[n] for n in range(len(todo))]
 
 
 _runtimes: WeakSet[SystemRuntime] = WeakSet()
@@ -308,12 +303,12 @@ class BackgroundJob:
 
     def _run(self) -> None:
         # The first pause is random, so that processes that start together do not all work at the same times.
-        self._wake.wait(self._runtime.rng.uniform(0.1, 1.0) * self._every_s)
-        while not self._stopped:
-            self._wake = self._runtime.flag()
-            self._work_once()
-            if not self._stopped:  # else `stop` may have set the flag before it was replaced
-                self._wake.wait(self._every_s)
+        pause_s = self._runtime.rng.uniform(0.1, 1.0) * self._every_s
+        while not self._stopped:  # looked at again, since `stop` may have set the flag before it was replaced
+            self._wake.wait(pause_s)
+            if not self._stopped:
+                self._wake, pause_s = self._runtime.flag(), self._every_s
+                self._work_once()
 
     def stop(self) -> None:
         """Start no further run of `work`."""

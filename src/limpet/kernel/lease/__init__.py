@@ -54,6 +54,9 @@ R = TypeVar("R", bound=LeaseRecord)
 
 RELEASED = "the lease was released"
 SWAPS_MAX = 5
+POLL_MIN_S = 0.2
+POLL_MAX_S = 5.0
+WATCHED_MAX = 10_000
 
 
 class HeldLease(Generic[R]):
@@ -104,7 +107,8 @@ class HeldLease(Generic[R]):
 
     def lost_at(self, at_s: float) -> bool:
         """`lost`, for a caller that has just read the clock."""
-        return at_s >= self._valid_until_s or self._ended is not None or self._why_ended() is not None
+        of_parent = self._runtime.owner != self._seen.value.worker_id
+        return at_s >= self._valid_until_s or self._ended is not None or of_parent
 
     def check(self) -> None:
         """Raise unless this process still holds the lease, as far as it can know without a request.
@@ -238,16 +242,13 @@ class HeldLease(Generic[R]):
         return LeaseLost(why)
 
     def _check_not_ended(self) -> None:
-        why = self._why_ended()
-        if why is not None:
+        if (why := self._why_ended()) is not None:
             raise LeaseLost(why)
 
     def _why_ended(self) -> str | None:
-        if self._ended is not None:
-            return self._ended
-        if self._runtime.owner != self._seen.value.worker_id:
+        if self._ended is None and self._runtime.owner != self._seen.value.worker_id:
             return f"the lease of {self.name!r} belongs to the process that this one was forked from"
-        return None
+        return self._ended
 
     def _why_lost(self) -> str | None:
         why = self._why_ended()
@@ -266,11 +267,6 @@ class Lease(HeldLease[LeaseRecord]):
 
 
 # ---- taking a lock ----
-
-
-POLL_MIN_S = 0.2
-POLL_MAX_S = 5.0
-WATCHED_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -361,12 +357,10 @@ def lock_state(seen: Versioned[LeaseRecord], now: datetime) -> LockState:
     """The state of a lock at `now`, a lower bound of the store's time. Pure."""
     record, at = seen.value, seen.modified
     assert at is not None
-    age_s = max(0.0, (now - at).total_seconds())
-    try:
-        key: str | None = lock_key(record.name)
-    except Invalid:
-        key = None
     overdue = record.state is State.HELD and not is_live(record, modified=at, now=now)
+    key: str | None = None
+    with suppress(Invalid):
+        key = lock_key(record.name)
     return LockState(
         name=record.name,
         state="overdue" if overdue else record.state.value,
@@ -375,7 +369,7 @@ def lock_state(seen: Versioned[LeaseRecord], now: datetime) -> LockState:
         token=record.token,
         taken_at=record.created_at,
         heartbeat_at=at,
-        age_s=round(age_s, 1),
+        age_s=round(max(0.0, (now - at).total_seconds()), 1),
         ttl_s=record.ttl_s,
         key=key,
     )
@@ -442,10 +436,7 @@ class Lock:
         patience_s = float("inf") if wait_s is None else wait_s
         pause_s = POLL_MIN_S
         asked = False
-        while True:
-            outcome = self._try()
-            if isinstance(outcome, Lease):
-                return outcome
+        while not isinstance(outcome := self._try(), Lease):
             waited_s = self._runtime.elapsed_s() - started_s
             if patience_s <= waited_s and outcome.watch_s == 0.0 and not asked:
                 asked = True
@@ -455,6 +446,7 @@ class Lock:
                 raise outcome.held
             self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.7, 1.0), left_s))
             pause_s = min(pause_s * 1.5, POLL_MAX_S)
+        return outcome
 
     @contextmanager
     def hold(

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from types import MappingProxyType
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import msgspec
 
@@ -134,7 +134,7 @@ def check_role(role: str) -> Role:
     """`role`, if there is one of that name.   Raises: Invalid."""
     if role not in ROLES:
         raise Invalid(f"there is no role {role!r}", hint=f"use one of {', '.join(ROLES)}")
-    return cast(Role, role)
+    return role
 
 
 def check_queues(role: Role, queues: Sequence[str]) -> tuple[str, ...]:

@@ -13,13 +13,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from limpet.kernel.errors import LimpetError, Missing
 from limpet.kernel.keys import Key, disk_name, join
 from limpet.kernel.store.api import Stat, Store, Version, check_size
 from limpet.kernel.store.directory.files import failure
 from limpet.kernel.store.directory.plain import PlainFiles
+
+A = TypeVar("A")
 
 Folders = Mapping[str, Collection[int]]
 """By folder, the allowed numbers of folders between it and its files. The empty name is the top level."""
@@ -196,26 +198,25 @@ class FolderSource:
         return "/".join(part for part in (self._at, name) if part)
 
     def read(self, names: Sequence[str], *, size_max: int) -> Mapping[str, bytes | LimpetError]:
-        found: dict[str, bytes | LimpetError] = {}
-        for name in names:
-            try:
-                with open(self._files.read(self._name(name)), "rb") as file:
-                    check_size(Key(name), os.fstat(file.fileno()).st_size, size_max)
-                    found[name] = file.read(size_max)
-            except OSError as error:
-                found[name] = _failure(f"cannot read {self._path / name}", error)
-            except LimpetError as error:
-                found[name] = error
-        return found
+        def read(name: str) -> bytes:
+            with open(self._files.read(self._name(name)), "rb") as file:
+                check_size(Key(name), os.fstat(file.fileno()).st_size, size_max)
+                return file.read(size_max)
+
+        return self._each(names, "read", read)
 
     def delete(self, names: Sequence[str]) -> Mapping[str, LimpetError | None]:
-        done: dict[str, LimpetError | None] = {}
+        return self._each(names, "delete", lambda name: self._files.delete(self._name(name)))
+
+    def _each(self, names: Sequence[str], verb: str, act: Callable[[str], A]) -> dict[str, A | LimpetError]:
+        done: dict[str, A | LimpetError] = {}
         for name in names:
             try:
-                self._files.delete(self._name(name))
-                done[name] = None
+                done[name] = act(name)
             except OSError as error:
-                done[name] = _failure(f"cannot delete {self._path / name}", error)
+                done[name] = _failure(f"cannot {verb} {self._path / name}", error)
+            except LimpetError as error:
+                done[name] = error
         return done
 
     def prune(self, folder: str) -> None:
