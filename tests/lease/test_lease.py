@@ -26,6 +26,13 @@ class Holder:
             act()
         return cost.requests
 
+    def cut_off(self, fault: Fault, act: Callable[[], object]) -> None:
+        """The put of `act` meets `fault`, and then nothing can be read: its outcome is unknown."""
+        self.process.store.puts.append(fault)
+        self.process.store.gets.append(fails(Unavailable("cut off")))
+        with pytest.raises(OutcomeUnknown):
+            act()
+
 
 @pytest.fixture
 def holder(world: World) -> Holder:
@@ -131,11 +138,8 @@ def test_an_unclear_renewal_is_settled(world: World, holder: Holder, fault: Faul
 
 @pytest.mark.parametrize("fault", [lost_reply, lost_request])
 def test_an_unknown_renewal_may_be_tried_again(world: World, holder: Holder, fault: Fault) -> None:
-    holder.process.store.puts.append(fault)
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
     world.time.sleep(10)
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.renew()
+    holder.cut_off(fault, holder.lease.renew)
     assert holder.lease.valid_for_s() == TTL_S - 10, "an unknown renewal renews nothing"
     assert holder.requests(holder.lease.renew) == {"get": 1, "put": 1}
     assert holder.lease.valid_for_s() == TTL_S
@@ -152,10 +156,7 @@ def test_a_renewal_that_was_not_sent_may_be_tried_again(world: World, holder: Ho
 def test_a_renewal_that_lands_late_does_not_cost_the_lease(world: World, holder: Holder) -> None:
     """Renewal 1 is under way and unknown; renewal 2 reads the old version; 1 lands; 2 is refused."""
     pending: list[Callable[[], Any]] = []
-    holder.process.store.puts.append(late(pending))
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.renew()
+    holder.cut_off(late(pending), holder.lease.renew)
 
     def overtaken(send: Callable[[], Any]) -> Any:
         pending[0]()
@@ -189,10 +190,7 @@ def test_a_renewal_found_only_in_the_ring_is_the_end(world: World, holder: Holde
 
 @pytest.mark.parametrize("fault", [lost_reply, lost_request])
 def test_an_unknown_renewal_and_a_takeover_is_the_end(world: World, holder: Holder, fault: Fault) -> None:
-    holder.process.store.puts.append(fault)
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.renew()
+    holder.cut_off(fault, holder.lease.renew)
     taken_over(world)
     with pytest.raises(LeaseLost, match="taken from token 1"):
         holder.lease.renew()
@@ -200,10 +198,7 @@ def test_an_unknown_renewal_and_a_takeover_is_the_end(world: World, holder: Hold
 
 def test_an_unknown_renewal_of_a_broken_lock_does_not_take_it_back(world: World, holder: Holder) -> None:
     """The token is still ours, but the lock is free: to swap it to held would be to take it without a new token."""
-    holder.process.store.puts.append(lost_request)
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.renew()
+    holder.cut_off(lost_request, holder.lease.renew)
     world.process("admin").lock().break_()
     with pytest.raises(LeaseLost):
         holder.lease.renew()
@@ -253,10 +248,7 @@ def test_a_release_of_what_others_broke_is_a_loss(world: World, holder: Holder) 
 
 
 def test_an_unknown_release_and_a_takeover_is_not_called_a_release(world: World, holder: Holder) -> None:
-    holder.process.store.puts.append(lost_request)
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.release()
+    holder.cut_off(lost_request, holder.lease.release)
     taken_over(world)
     with pytest.raises(LeaseLost):
         holder.lease.release()
@@ -265,10 +257,7 @@ def test_an_unknown_release_and_a_takeover_is_not_called_a_release(world: World,
 
 def test_a_release_that_lands_late_never_frees_a_successors_lock(world: World, holder: Holder) -> None:
     pending: list[Callable[[], Any]] = []
-    holder.process.store.puts.append(late(pending))
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.release()
+    holder.cut_off(late(pending), holder.lease.release)
     taken_over(world)
     with pytest.raises(Conflict):
         pending[0]()
@@ -285,10 +274,7 @@ def test_a_release_whose_answer_is_lost_to_a_quick_successor_is_a_release(
 
 
 def test_an_unknown_release_may_be_repeated(world: World, holder: Holder) -> None:
-    holder.process.store.puts.append(lost_reply)
-    holder.process.store.gets.append(fails(Unavailable("cut off")))
-    with pytest.raises(OutcomeUnknown):
-        holder.lease.release()
+    holder.cut_off(lost_reply, holder.lease.release)
     holder.lease.release()
 
 

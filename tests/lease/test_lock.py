@@ -143,10 +143,12 @@ def test_a_token_that_was_won_and_lost_again_is_held_by_the_other(world: World, 
     assert (answer.by, answer.token) == ("host:b", 2)
 
 
-def cut_off_after(process: Process, fault: Fault) -> None:
-    """The next put meets `fault`, and then nothing can be read."""
+def cut_off(process: Process, fault: Fault, lock: Lock) -> None:
+    """The put of a claim meets `fault`, and then nothing can be read: its outcome is unknown."""
     process.store.puts.append(fault)
     process.store.gets.append(fails(Unavailable("cut off")))
+    with pytest.raises(OutcomeUnknown):
+        lock.try_acquire()
 
 
 @pytest.mark.parametrize("used_before", [False, True])
@@ -157,9 +159,7 @@ def test_a_lock_that_was_won_unknowingly_is_recognised(world: World, used_before
     lock = a.lock(look_first=used_before)
     if used_before:
         a.store.gets.append(None)
-    cut_off_after(a, lost_reply)
-    with pytest.raises(OutcomeUnknown):
-        lock.try_acquire()
+    cut_off(a, lost_reply, lock)
     token = world.record().token
     world.time.sleep(20)
     with a.store.measure() as cost:
@@ -173,9 +173,7 @@ def test_a_lock_that_was_won_unknowingly_is_recognised(world: World, used_before
 def test_a_lock_that_was_not_won_is_simply_asked_for_again(world: World) -> None:
     a = world.process("a")
     lock = a.lock()
-    cut_off_after(a, lost_request)
-    with pytest.raises(OutcomeUnknown):
-        lock.try_acquire()
+    cut_off(a, lost_request, lock)
     assert won(lock.try_acquire()).token == 1
 
 
@@ -185,9 +183,7 @@ def test_a_claim_that_lands_late_finds_the_version_gone(world: World) -> None:
     lock = a.lock()
     pending: list[Callable[[], Any]] = []
     a.store.gets.append(None)
-    cut_off_after(a, late(pending))
-    with pytest.raises(OutcomeUnknown):
-        lock.try_acquire()
+    cut_off(a, late(pending), lock)
     assert won(lock.try_acquire()).token == 2
     with pytest.raises(Conflict):
         pending[0]()
@@ -200,9 +196,7 @@ def test_a_claim_that_lands_late_in_the_way_of_the_next_is_recognised(world: Wor
     lock = a.lock()
     pending: list[Callable[[], Any]] = []
     a.store.gets.append(None)
-    cut_off_after(a, late(pending))
-    with pytest.raises(OutcomeUnknown):
-        lock.try_acquire()
+    cut_off(a, late(pending), lock)
 
     def overtaken(send: Callable[[], Any]) -> Any:
         pending[0]()
@@ -219,9 +213,7 @@ def test_somebody_elses_claim_is_not_taken_for_our_own(world: World) -> None:
     """F2: after an unknown outcome only our own write id counts."""
     a, b = world.process("a"), world.process("b")
     lock = a.lock()
-    cut_off_after(a, lost_request)
-    with pytest.raises(OutcomeUnknown):
-        lock.try_acquire()
+    cut_off(a, lost_request, lock)
     won(b.lock().try_acquire())
     assert held(lock.try_acquire()).by == "host:b"
 
@@ -465,26 +457,19 @@ def test_a_lock_that_nobody_can_take_is_one_error_with_a_way_out(spoil: Callable
     assert lock.break_(force=True).state is State.FREE
 
 
-def test_an_attempt_at_its_limit_does_not_spoil_a_lock() -> None:
-    store, runtime = MemoryStore(ManualRuntime()), ManualRuntime(owner="a")
-    key = lock_key("backup")
-    lock = Lock(store, key, "backup", 60.0, runtime, VersionWatch(runtime))
+def test_an_attempt_at_its_limit_does_not_spoil_a_lock(world: World) -> None:
+    lock = world.process("a").lock()
     won(lock.try_acquire()).release()
-    store.put(key, json.dumps(json.loads(store.get(key).data) | {"attempt": 1 << 50}).encode())
+    put_record(world, attempt=1 << 50)
     won(lock.try_acquire()).release()
     assert won(lock.try_acquire()).token == 3
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("ttl_s", b"1e300"),
-        ("ttl_s", b"-1"),
-        ("expires_at", b'"2026-01-02T03:04:05"'),
-        ("expires_at", b'"0001-01-01T00:00:00+23:59"'),
-        ("token", b"9" * 4300),
-    ],
-)
+HOSTILE = [("ttl_s", b"1e300"), ("ttl_s", b"-1"), ("token", b"9" * 4300)]
+HOSTILE += [("expires_at", b'"2026-01-02T03:04:05"'), ("expires_at", b'"0001-01-01T00:00:00+23:59"')]
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE)
 def test_a_hostile_record_is_corrupt_for_whoever_asks(world: World, field: str, value: bytes) -> None:
     won(world.process("a").lock().try_acquire())
     key = lock_key("backup")
