@@ -38,15 +38,10 @@ def test_a_pause_after_many_failures_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("failures", "chance", "expected"),
     [
-        (1, 0.0, 1.0),
-        (1, 0.999999, 2.0),
-        (2, 0.0, 2.0),
-        (3, 0.5, 6.0),
-        (8, 0.0, 128.0),
-        (9, 0.0, 150.0),
+        (1, 0.0, 1.0), (1, 0.999999, 2.0), (2, 0.0, 2.0), (3, 0.5, 6.0), (8, 0.0, 128.0), (9, 0.0, 150.0),
         (10**6, 0.0, 150.0),
     ],
-)
+)  # fmt: skip
 def test_backoff_doubles_up_to_a_limit(failures: int, chance: float, expected: float) -> None:
     assert spread_backoff_s(failures, 2.0, 300.0, chance) == pytest.approx(expected, rel=1e-4)
 

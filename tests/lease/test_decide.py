@@ -106,10 +106,9 @@ def test_a_held_lock_is_taken_only_when_expired_and_watched(
     assert step(record(), watched_s=watched_s, now_s=now_s, wall_s=wall_s) == expected
 
 
-@pytest.mark.parametrize("state", [State.CANCELLED])
-def test_what_has_ended_is_never_taken_again(state: State) -> None:
-    with pytest.raises(Invalid, match=f"'backup' is {state.value}"):
-        step(record(state), watched_s=10_000, now_s=10_000, wall_s=10_000)
+def test_what_has_ended_is_never_taken_again() -> None:
+    with pytest.raises(Invalid, match="'backup' is cancelled"):
+        step(record(State.CANCELLED), watched_s=10_000, now_s=10_000, wall_s=10_000)
 
 
 @steady
@@ -198,12 +197,14 @@ def test_a_reset_is_free_and_its_token_is_the_time(wall: datetime, token: int) -
 
 @pytest.mark.parametrize(("token", "sound"), [(-1, False), (0, True), (TOKEN_MAX, True), (TOKEN_MAX + 1, False)])
 def test_which_tokens_a_record_may_have(token: int, sound: bool) -> None:
-    stored = msgspec.to_builtins(record()) | {"token": token}
-    if sound:
-        assert msgspec.convert(stored, LeaseRecord).token == token
-    else:
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(stored, LeaseRecord)
+    assert TOKEN_MAX == 1 << 50
+    for field in ("token", "attempt"):
+        stored = msgspec.to_builtins(record()) | {field: token}
+        if sound:
+            assert getattr(msgspec.convert(stored, LeaseRecord), field) == token
+        else:
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.convert(stored, LeaseRecord)
 
 
 # ---- for those who only look ----
@@ -223,14 +224,3 @@ def test_which_tokens_a_record_may_have(token: int, sound: bool) -> None:
 )
 def test_which_leases_are_live(state: State, now_s: float, live: bool) -> None:
     assert is_live(record(state), modified=T0, now=at(now_s)) is live
-
-
-def test_the_bounds_of_a_stored_token() -> None:
-    assert TOKEN_MAX == 1 << 50
-    stored = msgspec.to_builtins(record())
-    for token in (0, TOKEN_MAX):
-        assert msgspec.convert({**stored, "token": token, "attempt": token}, LeaseRecord).token == token
-    for token in (-1, TOKEN_MAX + 1):
-        for field in ("token", "attempt"):
-            with pytest.raises(msgspec.ValidationError):
-                msgspec.convert({**stored, field: token}, LeaseRecord)

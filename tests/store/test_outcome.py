@@ -175,17 +175,11 @@ def put(store: ScriptedStore, when: When, *, deletable: bool = False) -> Version
 
 
 @pytest.mark.parametrize("fault", [None, lost_reply, own_conflict, lost_request, refused_409])
-def test_bytes_are_created(store: ScriptedStore, fault: Fault | None) -> None:
+@pytest.mark.parametrize("is_swap", [False, True])
+def test_bytes_are_created_and_swapped(store: ScriptedStore, fault: Fault | None, is_swap: bool) -> None:
+    when = Match(store.others.put(K, OTHER)) if is_swap else Absent()
     store.puts.append(fault)
-    assert put(store, Absent()) == store.head(K).version
-    assert store.get(K).data == MINE
-
-
-@pytest.mark.parametrize("fault", [None, lost_reply, own_conflict, lost_request, refused_409])
-def test_bytes_are_swapped(store: ScriptedStore, fault: Fault | None) -> None:
-    base = store.others.put(K, OTHER)
-    store.puts.append(fault)
-    assert put(store, Match(base)) == store.head(K).version
+    assert put(store, when) == store.head(K).version
     assert store.get(K).data == MINE
 
 

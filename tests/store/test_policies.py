@@ -413,18 +413,9 @@ def test_what_a_policy_grants_beyond_the_table_is_said() -> None:
 
 def test_patterns_are_the_fewest() -> None:
     assert patterns("worker", "get") == (
-        "cells/",
-        "clock/",
-        "indexes/",
-        "ledger/executions/",
-        "limpet.json",
-        "locks/user/",
-        "probe/",
-        "queues/",
-        "sequence/executions.json",
-        "sync/",
-        "workers/",
-    )
+        "cells/", "clock/", "indexes/", "ledger/executions/", "limpet.json", "locks/user/", "probe/", "queues/",
+        "sequence/executions.json", "sync/", "workers/",
+    )  # fmt: skip
     assert patterns("reader", "get") == ("",)
     assert patterns("reader", "put") == ()
     assert patterns("compiler", "delete", besides=patterns("compiler", "put")) == ("indexes/*/inbox/",)

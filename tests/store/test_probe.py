@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,7 +18,7 @@ from limpet.kernel.keys import Key
 from limpet.kernel.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When
 from limpet.kernel.store.memory import MemoryStore
 from limpet.kernel.store.metered import MeteredStore
-from limpet.kernel.store.probe import EtagStyle, Findings, probe_conditions, use_etag_style
+from limpet.kernel.store.probe import EtagStyle, probe_conditions, use_etag_style
 from limpet.kernel.store.roles import ScopedStore
 
 
@@ -290,11 +290,6 @@ def test_quick_switches_to_unquoted_etags_with_seven_requests() -> None:
     assert probe_conditions(store).etag_style == "unquoted"
 
 
-def test_findings_survive_json() -> None:
-    findings = probe_conditions(MemoryStore())
-    assert msgspec.json.decode(msgspec.json.encode(findings), type=Findings) == findings
-
-
 def test_the_style_reaches_the_store_below_its_wrappers() -> None:
     store = WantsUnquoted()
     assert use_etag_style(ScopedStore(MeteredStore(store), "p"), "unquoted")
@@ -334,13 +329,6 @@ def test_a_failed_switch_is_undone() -> None:
 
 def test_quick_takes_an_unclear_answer_for_a_refusal() -> None:
     assert probe_conditions(AnswersLostSwapsUnclearly()).conditional
-
-
-def test_quick_stops_at_the_first_request_of_a_read_only_key() -> None:
-    meter = MeteredStore(ReadOnly())
-    with pytest.raises(Denied):
-        probe_conditions(meter)
-    assert meter.snapshot().requests == {"put": 1}
 
 
 # The thorough form.
@@ -435,10 +423,11 @@ def test_the_resolution_of_last_modified_is_shown(whole: bool, unit: str) -> Non
     assert detail.endswith(f"LastModified in {unit}")
 
 
-def test_examine_stops_at_the_first_request_of_a_read_only_key() -> None:
+@pytest.mark.parametrize("act", [probe_conditions, examine])
+def test_both_stop_at_the_first_request_of_a_read_only_key(act: Callable[[Store], object]) -> None:
     meter = MeteredStore(ReadOnly())
     with pytest.raises(Denied):
-        examine(meter)
+        act(meter)
     assert meter.snapshot().requests == {"put": 1}
 
 

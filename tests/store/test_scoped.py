@@ -302,18 +302,10 @@ def test_only_the_compactor_writes_catalog_state(folder: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        lock_key("x"),
-        cell_key("x"),
-        clock_key(0),
-        FLEET,
-        "locks/catalog.lock",
-        "manifests/catalog.json",
-        "sequence/executions.json",
-        "queues/q/slots/1.lock",
-        "indexes/i/shards/5e.lock",
-        "indexes/i/shards/5e.usv",
+        lock_key("x"), cell_key("x"), clock_key(0), FLEET, "locks/catalog.lock", "manifests/catalog.json",
+        "sequence/executions.json", "queues/q/slots/1.lock", "indexes/i/shards/5e.lock", "indexes/i/shards/5e.usv",
     ],
-)
+)  # fmt: skip
 def test_nobody_deletes_what_must_keep_rising(key: str) -> None:
     assert who_may("delete", key) == set()
 

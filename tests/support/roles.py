@@ -32,18 +32,9 @@ from support.servers.process import Bucket
 from support.servers.s3 import bucket_of
 
 __all__ = [
-    "OBJECT_VERBS",
-    "OTHERS",
-    "Shape",
-    "client",
-    "examples",
-    "folders_of",
-    "key_for",
-    "may",
-    "shapes",
-    "user_with",
+    "OBJECT_VERBS", "OTHERS", "Shape", "client", "examples", "folders_of", "key_for", "may", "shapes", "user_with",
     "wrong",
-]
+]  # fmt: skip
 
 PATIENCE_S = 30.0
 OBJECT_VERBS: tuple[Verb, ...] = ("get", "put", "delete")

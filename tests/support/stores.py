@@ -12,18 +12,9 @@ from limpet.kernel.store import Always, Blob, MemoryStore, MeteredStore, Stat, S
 from support.clock import ManualRuntime
 
 __all__ = [
-    "Fault",
-    "Meddled",
-    "ScriptedStore",
-    "fails",
-    "late",
-    "lost_reply",
-    "lost_request",
-    "own_conflict",
-    "refused_409",
-    "then",
-    "unavailable",
-]
+    "Fault", "Meddled", "ScriptedStore", "fails", "late", "lost_reply", "lost_request", "own_conflict",
+    "refused_409", "then", "unavailable",
+]  # fmt: skip
 
 Send = Callable[[], Version]
 Fault = Callable[[Send], Version]
