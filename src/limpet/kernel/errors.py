@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 
 class LimpetError(Exception):
@@ -82,12 +83,8 @@ class Held(LimpetError):
         self.token = token
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _held, (self.name, self.by, self.until, self.token), self.__dict__
-
-
-def _held(name: str, by: str, until: datetime | None, token: int) -> Held:
-    """Pickle cannot pass keywords; without this a `Held` would break the process pool that it crosses."""
-    return Held(name, by=by, until=until, token=token)
+        # Pickle cannot pass keywords; without this a `Held` would break the process pool that it crosses.
+        return partial(Held, by=self.by, until=self.until, token=self.token), (self.name,), self.__dict__
 
 
 class LeaseLost(LimpetError):

@@ -176,10 +176,8 @@ def check_path(key: str) -> Key:
     if has_control(key):
         raise Invalid(f"the key {key!r} has control characters", hint="use printable characters")
     if "\\" in key or _HIDDEN_FOLDER.search(key):
-        raise Invalid(
-            f"the key {key!r} has a backslash, or a folder `.uploads` or `*.versions`",
-            hint="some servers take the one for a slash and hide the others; choose another name",
-        )
+        hint = "some servers take the one for a slash and hide the others; choose another name"
+        raise Invalid(f"the key {key!r} has a backslash, or a folder `.uploads` or `*.versions`", hint=hint)
     if any(part in ("", ".", "..") for part in key.split("/")):
         raise Invalid(f"the key {key!r} has an empty, '.' or '..' segment", hint="write it as segment/segment")
     if len(key.encode()) > KEY_BYTES_MAX:

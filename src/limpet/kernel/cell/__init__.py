@@ -302,9 +302,8 @@ class Cell(Generic[T]):
         raise Conflict(f"{self._key} was swapped by others {tries} times in a row", hint="write it less often")
 
     def _unknown(self) -> OutcomeUnknown:
-        return OutcomeUnknown(
-            f"whether the write of {self._key} happened is unknown: the object that was read back does not show it"
-        )
+        why = "the object that was read back does not show it"
+        return OutcomeUnknown(f"whether the write of {self._key} happened is unknown: {why}")
 
     def _encode(self, header: Header, value: T) -> bytes:
         codec = self._codec
@@ -316,18 +315,15 @@ class Cell(Generic[T]):
         fields = records.encode(struct)  # in braces, as the header
         data = records.encode(header) if fields == b"{}" else records.encode(header)[:-1] + b"," + fields[1:]
         if len(data) > records.RECORD_BYTES_MAX:
-            raise Invalid(
-                f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}",
-                hint="keep large data in a separate object, and its name in the cell",
-            )
+            what = f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}"
+            raise Invalid(what, hint="keep large data in a separate object, and its name in the cell")
         return data
 
     def _header(self, blob: Blob) -> Header:
         header = records.decode(blob.data, Header, what=self._key)
-        if header.schema > self._codec.schema_max:
-            raise Unsupported(
-                f"{self._key} has schema {header.schema}; this limpet reads up to {self._codec.schema_max}"
-            )
+        schema_max = self._codec.schema_max
+        if header.schema > schema_max:
+            raise Unsupported(f"{self._key} has schema {header.schema}; this limpet reads up to {schema_max}")
         if header.seq < 1 or header.schema < 1:
             raise Corrupt(f"{self._key} has seq {header.seq} and schema {header.schema}")
         return header

@@ -36,7 +36,8 @@ class Renewer:
 
     def __init__(self, runtime: Runtime, ttl_s: float, *, name: str) -> None:
         self._runtime = runtime
-        self._ttl_s = ttl_s
+        self._every_s = renew_interval_s(ttl_s)
+        self._retry_s = ttl_s / RETRY_PART
         self._name = name
         self._mutex = runtime.mutex()
         self._stopped = runtime.flag()
@@ -61,7 +62,7 @@ class Renewer:
         """Renew `held` from now on, first after ttl_s / 3, or after `within_s` if that is sooner."""
         with self._mutex:
             # The thread already waits for something that is due earlier or at the same time, so it is not woken up.
-            self._due_s[held] = self._runtime.elapsed_s() + min(renew_interval_s(self._ttl_s), within_s)
+            self._due_s[held] = self._runtime.elapsed_s() + min(self._every_s, within_s)
             if self._owner != self._runtime.owner:
                 self._owner = self._runtime.owner  # a forked child does not have the threads of its parent
                 self._thread = self._runtime.spawn(self._run, name=self._name)
@@ -84,16 +85,15 @@ class Renewer:
         return self._stopped.is_set()
 
     def _run(self) -> None:
-        while (pause_s := self._until_due_s()) is not None and not self._stopped.wait(pause_s):
+        while True:
+            with self._mutex:
+                if not self._due_s:
+                    self._owner = None
+                    return
+                pause_s = max(0.0, min(self._due_s.values()) - self._runtime.elapsed_s())
+            if self._stopped.wait(pause_s):
+                return
             self._renew_due()
-
-    def _until_due_s(self) -> float | None:
-        """Seconds until the next renewal is due; None if nothing is left, and the thread ends."""
-        with self._mutex:
-            if not self._due_s:
-                self._owner = None
-                return None
-            return max(0.0, min(self._due_s.values()) - self._runtime.elapsed_s())
 
     def _renew_due(self) -> None:
         at_s = self._runtime.elapsed_s() + EARLY_S
@@ -103,10 +103,10 @@ class Renewer:
             try:
                 pause_s = held.renew()
             except LimpetError:
-                pause_s = self._ttl_s / RETRY_PART
+                pause_s = self._retry_s
             with self._mutex:
                 if held in self._due_s:
-                    after_s = renew_interval_s(self._ttl_s) if pause_s is None else pause_s
+                    after_s = self._every_s if pause_s is None else pause_s
                     self._due_s[held] = self._runtime.elapsed_s() + after_s
 
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from limpet.kernel.errors import Invalid, Missing
 from limpet.kernel.keys import Key, check, check_prefix
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Always, Blob, Stat, Store, Version, When, check_put, check_read, check_size
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    data: bytes
-    version: Version
-    modified: datetime
 
 
 class MemoryStore(Store):
@@ -29,7 +20,7 @@ class MemoryStore(Store):
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         super().__init__(runtime or system())
-        self._objects: dict[Key, _Entry] = {}
+        self._objects: dict[Key, Blob] = {}
         self._mutex = self._runtime.mutex()
         self._written = 0
 
@@ -45,15 +36,13 @@ class MemoryStore(Store):
         entry = self._find(key)
         check_read(key, entry.version, if_match, if_none_match)
         if range is None:
-            check_size(key, len(entry.data), size_max)
-            data = entry.data
-        else:
-            data = entry.data[clip(key, range, len(entry.data))]
-        return Blob(data, entry.version, entry.modified, len(entry.data))
+            check_size(key, entry.size, size_max)
+            return entry
+        return Blob(entry.data[clip(key, range, entry.size)], entry.version, entry.modified, entry.size)
 
     def head(self, key: Key) -> Stat:
         entry = self._find(key)
-        return Stat(key, len(entry.data), entry.version, entry.modified)
+        return Stat(key, entry.size, entry.version, entry.modified)
 
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         check(key)
@@ -62,7 +51,7 @@ class MemoryStore(Store):
             check_put(key, found.version if found else None, when)
             self._written += 1
             version = Version(f"m{self._written}")
-            entry = self._objects[key] = _Entry(bytes(data), version, self._runtime.wall())
+            entry = self._objects[key] = Blob(bytes(data), version, self._runtime.wall(), len(data))
         self._clock.observe(entry.modified)
         return version
 
@@ -88,7 +77,7 @@ class MemoryStore(Store):
         for key in keys:
             entry = self._objects.get(key)
             if entry is not None:
-                yield Stat(key, len(entry.data), entry.version, entry.modified)
+                yield Stat(key, entry.size, entry.version, entry.modified)
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
         skip = len(check_prefix(prefix)) + 1 if prefix else 0
@@ -104,7 +93,7 @@ class MemoryStore(Store):
         with self._mutex:
             return sorted(key for key in self._objects if key.startswith(head))
 
-    def _find(self, key: Key) -> _Entry:
+    def _find(self, key: Key) -> Blob:
         entry = self._objects.get(check(key))
         if entry is None:
             raise Missing(f"there is no object {key}")
