@@ -250,7 +250,8 @@ def test_nothing_sent_nothing_changed(world: World, kind: type[Unavailable] | ty
 
 @pytest.mark.parametrize("value", [float("nan"), {1: 2}, object(), "\ud800", "a" * records.RECORD_BYTES_MAX], ids=type)
 def test_a_value_that_a_cell_cannot_hold_is_refused_before_it_is_sent(world: World, value: Any) -> None:
-    for act in (world.cell.create, world.cell.write, lambda value: world.cell.update(lambda _: value)):
+    update: Callable[[Any], object] = lambda value: world.cell.update(lambda _: value)  # noqa: E731
+    for act in (world.cell.create, world.cell.write, update):
         with pytest.raises(Invalid):
             act(value)
     assert world.store.sent == []

@@ -244,9 +244,9 @@ class Cell(Generic[T]):
         just lost a swap to another process.
         Raises: OutcomeUnknown if the cell could not be read back; the store's errors if nothing was sent.
         """
-        base = seen.header if seen else None
+        base, kept = (seen.header, seen.header.fence) if seen else (None, None)
         try:
-            header = next_header(base, write_id or self._runtime.new_id(), fence or _kept(seen), lost=lost)
+            header = next_header(base, write_id or self._runtime.new_id(), fence or kept, lost=lost)
             data = self._encode(header, value)
 
             def read_back(found: Blob | None) -> Verdict:
@@ -274,7 +274,7 @@ class Cell(Generic[T]):
 
     def _admitted(self, seen: Versioned[T] | None, lease: Fenced | None) -> Fence | None:
         offered = Fence(lease.lock, lease.token) if lease is not None else None
-        return admit(_kept(seen), offered, what=self._key)
+        return admit(seen.header.fence if seen else None, offered, what=self._key)
 
     def _contend(
         self, seen: Versioned[T] | None, decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None]
@@ -340,7 +340,3 @@ class Cell(Generic[T]):
     def explain(self, error: Corrupt) -> None:
         """Set the cell's remedy as the hint of the error."""
         error.hint = self._remedy or error.hint
-
-
-def _kept(seen: Versioned[T] | None) -> Fence | None:
-    return seen.header.fence if seen else None
