@@ -62,7 +62,6 @@ GROUP_BYTES = 64 << 20
 GROUP_OBJECTS = 256
 LIST_LINES = 2000
 LIST_BYTES_MAX = 8 << 20
-PAUSE_MAX_S = 16.0
 LOCK_TTL_S = 60.0
 """Longer than a request that was given up can still take to land."""
 TAKEN_OVER = "another run to the same target has taken over: this one was paused for too long"
@@ -125,7 +124,7 @@ def unknown_entries(names: Iterable[str], pushed: Mapping[str, Collection[str]])
 
 def patiently(runtime: Runtime, call: Callable[[], T]) -> T:
     """`call()` with retries for half a minute while the store is unavailable. Puts can be repeated: same bytes."""
-    for _ in attempts(runtime, longest_s=PAUSE_MAX_S):
+    for _ in attempts(runtime, longest_s=16.0):
         with suppress(Unavailable, OutcomeUnknown):
             return call()
     return call()

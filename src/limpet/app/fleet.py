@@ -212,8 +212,7 @@ class Fleet:
         if found is None:
             from limpet.app.tasks import Tasks
 
-            made = Tasks(self.queue, self.events, self.check, self.runtime.wall, presence=self.presence)
-            found = self.__dict__.setdefault("_tasks", made)
+            found = self.__dict__.setdefault("_tasks", Tasks(self))
         return found
 
     @property

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from limpet.kernel.errors import Held, Invalid, LimpetError
 from limpet.kernel.runtime import Flag, Runtime, system
 from limpet.kernel.store import MeteredStore, ScopedStore
 from limpet.kernel.user_code import UserCall, one_line
+from limpet.kernel.waiting import ticks
 from limpet.queue import BucketQueue
 from limpet.queue.queue import pending_in
 from limpet.worker.protocol import (
@@ -63,7 +65,6 @@ POLL_S = 3.0
 """How long a request that is under way may take once nothing runs: a queue may wait for a task in the server."""
 COUNT_EVERY_S = 30.0
 REQUESTS_EVERY_S = 5.0
-COUNT_AGAIN_S = 1.0
 COUNT_PART = 50
 EXIT_FAILED, EXIT_REFUSED = 1, 3
 
@@ -279,21 +280,21 @@ class ChildProcess:
 
         It is counted again sooner when as many tasks have ended since as waited then: more were pushed.
         """
-        while not over.is_set():
-            began_s = self._runtime.elapsed_s()
-            ended = self._sent.ended
+        began_s, took_s, pending, before = float("-inf"), 0.0, 0, 0
+        for _ in chain((None,), ticks(over, 1.0)):
+            now_s = self._runtime.elapsed_s()
+            ended = self._sent.ended - before
+            is_used_up = ended >= pending > 0 or (not pending and ended > 0)
+            least_s = 0.0 if is_used_up else COUNT_EVERY_S
+            if now_s - began_s < max(least_s, took_s * COUNT_PART):
+                continue
+            began_s, before = now_s, self._sent.ended
             try:
                 pending = sum(pending_in(job.queue) for job in jobs)
             except LimpetError:  # then no remaining time is shown; if it is serious, the worker will report it
                 return
             self._send(Backlog(pending=pending))
             took_s = self._runtime.elapsed_s() - began_s
-            soonest_s, latest_s = max(COUNT_AGAIN_S, took_s * COUNT_PART), max(COUNT_EVERY_S, took_s * COUNT_PART)
-            while not over.wait(COUNT_AGAIN_S):
-                waited_s = self._runtime.elapsed_s() - began_s
-                used_up = self._sent.ended - ended >= pending > 0 or (not pending and self._sent.ended > ended)
-                if waited_s >= latest_s or (used_up and waited_s >= soonest_s):
-                    break
 
     def _say(self, kind: EventKind, *, note: str, queue: str = "") -> None:
         at, label = self._runtime.wall(), self._runtime.label
@@ -353,8 +354,8 @@ def _with_handler(order: WorkerOrder, handler: str) -> list[TaskFunction[..., An
     fleet.check()
     if isinstance(found, TaskFunction):
         policy = asdict(found.queue.policy)
-        return [TaskFunction(found.function, fleet.queue(name, **policy), events=fleet.events) for name in names]
-    return [TaskFunction(found, fleet.queue(name), events=fleet.events) for name in names]
+        return [TaskFunction(found.function, fleet.queue(name, **policy), fleet.tasks) for name in names]
+    return [TaskFunction(found, fleet.queue(name), fleet.tasks) for name in names]
 
 
 def _of_module(order: WorkerOrder) -> list[TaskFunction[..., Any]]:

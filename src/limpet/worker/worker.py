@@ -8,6 +8,7 @@ from functools import partial
 
 from limpet.kernel.errors import Invalid, LimpetError
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import backoff_s, ticks
 from limpet.queue.api import Claim, Queue
 from limpet.queue.look import FIRST_S, IDLE_S, MEAN_PART, LookSchedule
 from limpet.worker.limits import Permits, Rate
@@ -17,11 +18,7 @@ from limpet.worker.schedule import CronPusher
 
 TICK_S = 0.2
 TOKEN_EVERY_S = 0.1
-BURST_PAUSE_S = 0.05
-BURST_PAUSE_MAX_S = 1.0
 BURST_FAILURES_MAX = 5
-EMPTY_PAUSE_S = 0.5
-EMPTY_PAUSE_MAX_S = 15.0
 LONG_POLLS = ("sqs",)
 """Providers whose claim waits in the server, and may miss a task if it does not."""
 LONG_POLL_S = 20.0
@@ -166,7 +163,7 @@ class Worker:
     def run(self) -> TaskCounts:
         """Start the threads and wait until all have ended."""
         self.start()
-        while not self.wait(TICK_S):
+        for _ in ticks(self._ended, TICK_S):
             self.tick()
         return self.counts()
 
@@ -367,7 +364,7 @@ class Worker:
 
     def _wait_for_all(self, runner: Runner) -> SharedClaim | None:
         """As `_wait`, for a burst: it ends when all queues were empty while no thread of this worker had a task."""
-        pause_s, empty_pause_s = BURST_PAUSE_S, EMPTY_PAUSE_S
+        rounds = empty_rounds = 0
         while True:
             self._wake = self._runtime.flag()
             if self._over:
@@ -385,11 +382,11 @@ class Worker:
             if self.error is not None:
                 self.stop()
             elif not quiet or failed_s:
-                self._pause(failed_s or pause_s)
-                pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
+                rounds += 1
+                self._pause(failed_s or backoff_s(self._runtime, rounds, longest_s=1.0))
             elif self._until_empty and self._anything_left(runner):
-                self._pause(empty_pause_s)
-                empty_pause_s = min(empty_pause_s * 2, EMPTY_PAUSE_MAX_S)
+                empty_rounds += 1
+                self._pause(backoff_s(self._runtime, empty_rounds, 1.0, longest_s=20.0))
                 self._push_cron()
             else:
                 self.stop()
