@@ -532,7 +532,8 @@ class Tasks:
                     hint="give one of them another name",
                 )
             queue = self.fleet.queue(called, **policy)
-            task = self._defined[called] = TaskFunction(function, queue, self, cron=cron, cron_zone=cron_zone)
+            task = TaskFunction(function, queue, self, cron=cron, cron_zone=cron_zone)
+            self._defined[called] = task
             return task
 
         return decorate
