@@ -218,22 +218,8 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
             unknown += (now - modified[key]).total_seconds() <= GONE_S
             continue
         renewed_s = max(0.0, (now - blob.modified).total_seconds())
-        found.append(_state(id_, record, renewed_s))
+        fields = msgspec.structs.asdict(record) | {"queues": tuple(record.queues)}
+        found.append(WorkerState(id=id_, **fields, renewed_s=round(renewed_s, 1), gone=renewed_s > GONE_S))
     found.sort(key=lambda each: (each.gone, each.host, each.pid, each.id))
     elsewhere = not {SUPERVISED, BACKUP}.isdisjoint(fleet.record.features)
     return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown, elsewhere=elsewhere)
-
-
-def _state(id_: str, record: WorkerPresence, renewed_s: float) -> WorkerState:
-    return WorkerState(
-        id=id_,
-        host=record.host,
-        pid=record.pid,
-        version=record.version,
-        queues=tuple(record.queues),
-        threads=record.threads,
-        since=record.since,
-        renewed_at=record.renewed_at,
-        renewed_s=round(renewed_s, 1),
-        gone=renewed_s > GONE_S,
-    )

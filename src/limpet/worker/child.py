@@ -174,7 +174,11 @@ class ChildProcess:
             told.wait(POLL_S)
         self._report_requests(0.0)
         self._send(structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0))
-        self._send(_last_message(worker, again=self._control.stop or not order.burst or worker.used_up))
+        trouble = worker.halted or ("a bug in limpet; please report the traceback" if worker.broken else "")
+        again = bool(trouble or self._control.stop or not order.burst or worker.used_up)
+        if worker.error is not None:
+            trouble, again = str(worker.error), False
+        self._send(WorkerEnded(again=again, trouble=trouble))
         code = EXIT_FAILED if worker.halted or worker.error or worker.broken else 0
         if not worker.ended:  # a handler that cannot be cancelled must not keep the process alive
             if presence is not None:
@@ -315,14 +319,6 @@ def meters_of(jobs: list[Job]) -> list[MeteredStore]:
     stores = [job.queue.storage.store for job in jobs if isinstance(job.queue, BucketQueue)]
     found = [store.inner if isinstance(store, ScopedStore) else store for store in stores]
     return [*{id(each): each for each in found if isinstance(each, MeteredStore)}.values()]
-
-
-def _last_message(worker: Worker, *, again: bool) -> WorkerEnded:
-    if worker.error is not None:
-        return WorkerEnded(again=False, trouble=str(worker.error))
-    if worker.halted or worker.broken:
-        return WorkerEnded(again=True, trouble=worker.halted or "a bug in limpet; please report the traceback")
-    return WorkerEnded(again=again)
 
 
 # ---- what to work on ----
@@ -484,30 +480,24 @@ class _LogForward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         task = current_task()
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError) as error:
+            message = f"{record.msg!r} does not fit its arguments {record.args!r}: {error}"
+        raised = self._plain.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
         self._send(
             LogLine(
                 at=datetime.fromtimestamp(record.created, UTC),
                 worker=self._label,
                 level=record.levelname,
                 logger=record.name,
-                message=self._message(record)[:MESSAGE_CHARS_MAX],
+                message=message[:MESSAGE_CHARS_MAX],
                 queue=task.queue if task else "",
                 id=task.id if task else "",
                 attempt=task.attempt if task else 0,
-                traceback=self._traceback(record)[:MESSAGE_CHARS_MAX],
+                traceback="\n".join(filter(None, (raised, record.stack_info)))[:MESSAGE_CHARS_MAX],
             )
         )
-
-    def _message(self, record: logging.LogRecord) -> str:
-        try:
-            return record.getMessage()
-        except (TypeError, ValueError, KeyError) as error:
-            return f"{record.msg!r} does not fit its arguments {record.args!r}: {error}"
-
-    def _traceback(self, record: logging.LogRecord) -> str:
-        parts = [self._plain.formatException(record.exc_info)] if record.exc_info and record.exc_info[0] else []
-        parts += [self._plain.formatStack(record.stack_info)] if record.stack_info else []
-        return "\n".join(parts)
 
 
 def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) -> None:
@@ -532,7 +522,12 @@ def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) ->
 
     logging.setLogRecordFactory(with_task)
     root = logging.getLogger()
-    own = [each for each in root.handlers if everything and _writes_to_terminal(each)]
+    terminal = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    own = [
+        handler
+        for handler in root.handlers
+        if everything and isinstance(handler, logging.StreamHandler) and handler.stream in terminal
+    ]
     for handler in own:
         root.removeHandler(handler)
     if root.handlers and not own:
@@ -543,11 +538,6 @@ def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) ->
             if logging.getLogger(name).level == logging.NOTSET:
                 logging.getLogger(name).setLevel(logging.WARNING)
     root.addHandler(forward)
-
-
-def _writes_to_terminal(handler: logging.Handler) -> bool:
-    terminal = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
-    return isinstance(handler, logging.StreamHandler) and handler.stream in terminal
 
 
 def main(arguments: list[str]) -> int:

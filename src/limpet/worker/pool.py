@@ -264,7 +264,7 @@ class ProcessPool:
             if isinstance(lines, PipeReader):
                 self._read_printed(fd, lines)
                 if fd in self._selector.get_map():
-                    self._selector.unregister(fd)
+                    self._unregister(fd)
                     os.close(fd)
 
     def _reload(self, fd: int) -> None:
@@ -314,7 +314,14 @@ class ProcessPool:
         """Decide whether, and when, another process takes the place of one that has ended."""
         ended = child.ended
         if ended is None and not (self._ever_ready or self._stops):
-            raise error_of(child.refused) if child.refused else _never_ready(child)
+            raise (
+                error_of(child.refused)
+                if child.refused
+                else Unavailable(
+                    f"{child.death} while it imported the module",
+                    hint="import it by hand, with python, to see why; nothing was claimed",
+                )
+            )
         if ended is not None and ended.trouble and not ended.again:
             self.trouble = ended.trouble
         if self._stops or (ended is not None and not ended.again):
@@ -352,13 +359,6 @@ class ProcessPool:
 
     def _say(self, kind: EventKind, note: str) -> None:
         self._listener(WorkerEvent(kind=kind, at=self._runtime.wall(), worker=self._runtime.label, note=note))
-
-
-def _never_ready(child: _PoolProcess) -> LimpetError:
-    return Unavailable(
-        f"{child.death} while it imported the module",
-        hint="import it by hand, with python, to see why; nothing was claimed",
-    )
 
 
 def error_of(refused: StartRefused) -> LimpetError:
