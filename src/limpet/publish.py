@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from limpet.catalog.catalog import Catalog, LoadedTable
+from limpet.catalog.catalog import Catalog
 from limpet.catalog.iceberg.files import (
     Column,
     Contents,
@@ -265,15 +265,12 @@ class IndexPublisher(TableChange):
                 drop.append(file)
         due = [part for tag, part in parts.items() if tag not in keep]
         location = loaded.metadata_location if loaded else None
-        expiring = self._expiring(loaded) if loaded else {}
+        expiring: Mapping[str, Any] = {}
+        if loaded is not None:  # what the next commit requires and changes, as with `TableMaintenance.expire`
+            history = self._history(loaded)
+            gone = expired(history, policy_of(history.properties), int(self._storage.store.now().timestamp() * 1000))
+            expiring = expiry_request(history, gone) if gone and history.owns_files() else {}
         return _PublishPlan(manifest, location or "", contents, [*keep.values()], drop, due, expiring)
-
-    def _expiring(self, loaded: LoadedTable) -> Mapping[str, Any]:
-        """What the next commit requires and changes so that old snapshots go, as with `TableMaintenance.expire`."""
-        history = self._history(loaded)
-        now_ms = int(self._storage.store.now().timestamp() * 1000)
-        plan = expired(history, policy_of(history.properties), now_ms)
-        return expiry_request(history, plan) if plan and history.owns_files() else {}
 
     def _manifest(self) -> Manifest:
         """The current manifest.   Raises: Missing.   Cost: 1 GET."""
@@ -302,9 +299,7 @@ class IndexPublisher(TableChange):
                 self._remove(written)
                 return None
             if contents.fits and not contents.is_staged and not (files.add or files.drop):
-                return self._report(
-                    plan.metadata_location, files, contents, None
-                )  # the changed parts have no live record
+                return self._report(plan.metadata_location, files, contents, None)  # no live record in what changed
             stamp = self._stamp()
             request, writes = commit_of(contents, files, stamp)
             for part, more in plan.expiring.items():

@@ -10,16 +10,7 @@ import pytest
 import limpet
 from limpet.app import Fleet
 from limpet.app.fleet import is_presence_wanted
-from limpet.app.presence import (
-    GONE_S,
-    KEPT_S,
-    QUEUES_MAX,
-    FleetWorkers,
-    PresenceWriter,
-    WorkerPresence,
-    sweep,
-    workers,
-)
+from limpet.app.presence import GONE_S, KEPT_S, QUEUES_MAX, FleetWorkers, PresenceWriter, WorkerPresence, sweep, workers
 from limpet.app.record import fresh
 from limpet.kernel import keys
 from limpet.kernel.errors import Invalid, LimpetError, Unavailable

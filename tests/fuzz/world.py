@@ -104,7 +104,7 @@ class FuzzRuntime(QueueRuntime):
 
     def flag(self) -> Flag:
         """A latch on the shared time."""
-        return _FuzzFlag(self.time, self.time.sleep)
+        return _FuzzFlag(self.time)
 
 
 class FuzzStore(MemoryStore):

@@ -13,9 +13,11 @@ import limpet
 from limpet import Fleet
 from limpet.kernel.errors import Invalid, Unavailable
 from limpet.kernel.runtime import ulid
+from limpet.kernel.store import MemoryStore
 from limpet.queue import BucketQueue
 from limpet.worker import Cron, Job, Worker, WorkerEvent, current_task
 from support.clock import EPOCH, ManualRuntime, Time
+from support.queue import Network
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -608,10 +610,11 @@ def test_cron_in_a_zone_pushes_each_tick_once_when_the_clocks_change(line: str, 
     time = Time()
     time.now_s = (datetime.fromisoformat(f"{day}T00:00Z") - EPOCH).total_seconds() - 60
     runtimes = [ManualRuntime(time, owner, wall_offset_s=skew) for owner, skew in (("p1", 0.0), ("p2", 20.0))]
+    bucket = Network(runtimes[0], MemoryStore(runtimes[0]))  # with hints, idle workers would look ten times a second
     first = limpet.open("memory://", runtime=runtimes[0])
     pushed: list[str] = []
     for runtime in runtimes:
-        queue = Fleet(first.meter, "memory://", first.record, runtime).queue("report")
+        queue = Fleet(bucket, "memory://", first.record, runtime).queue("report")
         listener = lambda event: pushed.append(event.id) if event.kind == "cron" else None  # noqa: E731
         worker = Worker([Job(queue, lambda payload: None, Cron(line, "Europe/Berlin"))], runtime, listener=listener)
         worker.start()

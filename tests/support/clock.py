@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from math import ceil
 from random import Random
 from typing import Any, TypeVar
 
@@ -39,13 +40,15 @@ class Time:
         """Do `call` so many seconds from now, while somebody sleeps."""
         heapq.heappush(self._due, (self.now_s + after_s, next(self._order), call))
 
-    def sleep(self, seconds: float) -> None:
-        """Let time pass for the one who calls."""
+    def sleep(self, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass for the one who calls; for the main one, until something is `over`."""
         me = greenlet.getcurrent()
         if me is self._main:
             until_s = self.now_s + max(0.0, seconds)
             while self._due and self._due[0][0] <= until_s:
                 self.step()
+                if over():
+                    return
             self.now_s = until_s
         else:
             self.at(max(0.0, seconds), lambda: self.run(me))
@@ -69,23 +72,47 @@ class Time:
 class ManualFlag:
     """A latch on the virtual time."""
 
-    def __init__(self, time: Time, sleep: Callable[[float], None]) -> None:
+    def __init__(self, time: Time) -> None:
         self._time = time
-        self._sleep = sleep
         self._up = False
+        self._waiting: list[Callable[[], None]] = []
         self.every_s = 0.1
 
     def set(self) -> None:
         self._up = True
+        for notify in self._waiting:
+            notify()
 
     def is_set(self) -> bool:
         return self._up
 
     def wait(self, timeout: float) -> bool:
-        """Looks every `every_s`."""
-        until_s = self._time.now_s + timeout
-        while not self._up and self._time.now_s < until_s:
-            self._sleep(min(self.every_s, until_s - self._time.now_s))
+        """Returns when the time is over, or at the first full `every_s` after the flag was set."""
+        time, me, began_s, over = self._time, greenlet.getcurrent(), self._time.now_s, False
+
+        def rest_s() -> float:
+            waited_s = time.now_s - began_s
+            return max(0.0, min(timeout, ceil(waited_s / self.every_s) * self.every_s) - waited_s)
+
+        def wake() -> None:
+            nonlocal over
+            if not over:
+                over = True
+                time.run(me)
+
+        def notify() -> None:
+            time.at(rest_s(), wake)
+
+        if self._up or timeout <= 0:
+            return self._up
+        if me.parent is None:
+            time.sleep(timeout, self.is_set)
+            time.sleep(rest_s())
+        else:
+            self._waiting.append(notify)
+            time.at(timeout, wake)
+            me.parent.switch()
+            self._waiting.remove(notify)
         return self._up
 
 
@@ -145,7 +172,7 @@ class ManualRuntime:
 
     def flag(self) -> Flag:
         """A latch on the shared time."""
-        return ManualFlag(self.time, self.time.sleep)
+        return ManualFlag(self.time)
 
     def thread(self) -> object:
         """The greenlet that calls."""
@@ -182,18 +209,26 @@ class QueueRuntime(ManualRuntime):
     def sleep(self, seconds: float) -> None:
         """Wait; in a thread of a frozen process, for ever."""
         super().sleep(seconds)
-        self._freeze()
+        self.freeze()
 
     def flag(self) -> Flag:
         """A latch that a thread of a frozen process waits for in vain."""
+        return _FreezingFlag(self)
 
-        def sleep(seconds: float) -> None:
-            self.time.sleep(seconds)
-            self._freeze()
-
-        return ManualFlag(self.time, sleep)
-
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
+        """Stop a thread for ever if its process is frozen."""
         me = greenlet.getcurrent()
         while self.frozen and me.parent is not None:
             me.parent.switch()
+
+
+class _FreezingFlag(ManualFlag):
+    def __init__(self, runtime: QueueRuntime) -> None:
+        super().__init__(runtime.time)
+        self._runtime = runtime
+
+    def wait(self, timeout: float) -> bool:
+        try:
+            return super().wait(timeout)
+        finally:
+            self._runtime.freeze()

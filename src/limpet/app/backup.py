@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from limpet.app.backup_decide import (
-    BackupRecord,
-    entry_at,
-    keeps_id,
-    kind_of,
-    names_in_step,
-    next_epoch,
-)
+from limpet.app.backup_decide import BackupRecord, entry_at, keeps_id, kind_of, names_in_step, next_epoch
 from limpet.app.backup_order import copy_fleet
 from limpet.app.backup_run import (
     GROUP_BYTES,
@@ -40,12 +33,7 @@ from limpet.app.backup_run import (
 from limpet.app.place import absolute, check_has_store, store_for
 from limpet.app.record import BACKUP, RESTORING, FleetRecord, check_record, record_cell
 from limpet.kernel import keys, records
-from limpet.kernel.errors import (
-    Conflict,
-    Corrupt,
-    Invalid,
-    Missing,
-)
+from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing
 from limpet.kernel.keys import Key
 from limpet.kernel.records import digest_of
 from limpet.kernel.runtime import Runtime, system
@@ -184,9 +172,7 @@ def restore(
 def _damaged(
     run: CopyRun, source: Store, found: BackupRecord, source_url: str, target_url: str, count: int
 ) -> Corrupt | Conflict:
-    """The error of a restore from a backup whose objects are not those of its record."""
-    now = _backup_at(source, run.runtime, source_url)
-    if now.run != found.run:
+    if _backup_at(source, run.runtime, source_url).run != found.run:
         return Conflict(f"a run to {source_url} began meanwhile", hint="let it finish, then restore again")
     damaged = run.report.damaged
     return Corrupt(

@@ -10,28 +10,17 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from limpet.app.backup_decide import (
-    INDEX_ORDER,
-    QUEUE_ORDER,
-    REST,
-    Entries,
-    entry_at,
-    kind_of,
-)
+from limpet.app.backup_decide import INDEX_ORDER, QUEUE_ORDER, REST, Entries, entry_at, kind_of
 from limpet.app.backup_run import CopyRun, patiently, step_owners
 from limpet.events import EXECUTIONS
 from limpet.events.fold import EventHead
 from limpet.index.storage import Manifest, shortened
 from limpet.kernel import keys, records
 from limpet.kernel.catalog_keys import CatalogKeys
-from limpet.kernel.errors import (
-    Corrupt,
-    Invalid,
-    LimpetError,
-    Missing,
-)
+from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.kernel.keys import Key
-from limpet.kernel.store.api import Stat
+from limpet.kernel.records import RECORD_BYTES_MAX
+from limpet.kernel.store.api import Blob, Stat
 from limpet.kernel.store.directory.plain import WAREHOUSE
 
 SETTLE_ROUNDS = 20
@@ -50,7 +39,9 @@ def copy_fleet(run: CopyRun, *, data: bool) -> None:
     _copy_steps(run)
     for index in source.list_dirs(keys.INDEXES):
         _copy_index(run, f"{keys.INDEXES}/{index}")
-    _copy_events(run)
+    for prefix in ("ledger/executions", "quarantine/executions"):  # before the files of the head, into which they move
+        run.copy_below(prefix, "events")
+    _copy_under_head(run, EXECUTIONS, [("state/executions", "folded")], _has_named_events)
     _copy_catalog(run, data=data)
     for prefix in ("cells", "sequence"):
         run.copy_below(prefix, "cell")
@@ -166,15 +157,19 @@ def _stat(run: CopyRun, key: str) -> Stat:
     return patiently(run.runtime, lambda: run.source.head(Key(key)))
 
 
+def _blob(run: CopyRun, key: Key, size_max: int = RECORD_BYTES_MAX) -> Blob | None:
+    """The source's object; None if it is missing, or is larger than it can be.   Cost: 1 GET."""
+    with suppress(Missing, Corrupt):
+        return patiently(run.runtime, lambda: run.source.get(key, size_max=size_max))
+    return None
+
+
 def _copy_index(run: CopyRun, root: str) -> None:
     """Copy one index: the progress of imports, then records in the direction in which they move, then the manifest.
 
     An index without a manifest at the start is still being created: its manifest is not copied.
     """
-    has_manifest = False
-    with suppress(Missing, Corrupt):
-        patiently(run.runtime, lambda: run.source.get(Key(f"{root}/manifest.json")))
-        has_manifest = True
+    has_manifest = _blob(run, Key(f"{root}/manifest.json")) is not None
     for kind in INDEX_ORDER:
         run.copy_below(f"{root}/{kind}", kind)
     if has_manifest:
@@ -190,9 +185,8 @@ def _settle_manifest(run: CopyRun, root: str) -> None:
     key = Key(f"{root}/manifest.json")
     last: object = None
     for _ in range(SETTLE_ROUNDS):
-        try:
-            blob = patiently(run.runtime, lambda: run.source.get(key))
-        except (Missing, Corrupt):
+        blob = _blob(run, key)
+        if blob is None:
             run.copy_below(root, "manifest")
             return
         differ = _outdated(run, root, blob.data)
@@ -204,6 +198,7 @@ def _settle_manifest(run: CopyRun, root: str) -> None:
             name = shard.rsplit("/", 1)[1].removesuffix(".usv")
             for kind in ("inbox", "packs", "shards", "inbox", "packs"):
                 run.copy_below(f"{root}/{kind}" if kind == "shards" else f"{root}/{kind}/{name}", kind)
+    assert blob is not None
     run.put(key, blob.version, blob.data)
 
 
@@ -214,22 +209,13 @@ def _outdated(run: CopyRun, root: str, manifest: bytes) -> list[tuple[str, objec
     except Corrupt:
         return []
     differ: list[tuple[str, object]] = []
-    prefix = f"{root}/shards/"
-    for key in [key for key in run.lines if key.startswith(prefix) and key.endswith(".usv")]:
-        name = key.removeprefix(prefix).removesuffix(".usv")
-        said = found.count(name) if re.fullmatch("[0-9a-f]{1,4}", name) else None
-        line = run.lines[key]
+    for key, line in run.lines.items():
+        match = re.fullmatch(re.escape(root) + "/shards/([0-9a-f]{1,4})[.]usv", key)
+        said = found.count(match[1]) if match else None
         digest = shortened(bytes.fromhex(line.sha256))
         if said is not None and (line.size != said.size or (line.size and said.sum not in ("", digest))):
             differ.append((key, said))
     return differ
-
-
-def _copy_events(run: CopyRun) -> None:
-    """Copy events, which move from the ledger into the files of a head: first the ledger, then the files."""
-    for prefix in ("ledger/executions", "quarantine/executions"):
-        run.copy_below(prefix, "events")
-    _copy_under_head(run, EXECUTIONS, [("state/executions", "folded")], _has_named_events)
 
 
 def _has_named_events(run: CopyRun) -> bool:
@@ -261,10 +247,7 @@ def _copy_under_head(
     """
     key = Key(f"manifests/{domain}.json")
     for _ in range(SETTLE_ROUNDS):
-        try:
-            blob = patiently(run.runtime, lambda: run.source.get(key, size_max=HEAD_BYTES_MAX))
-        except (Missing, Corrupt):
-            blob = None
+        blob = _blob(run, key, HEAD_BYTES_MAX)
         gone = run.report.vanished
         for prefix, kind in named:
             run.copy_below(prefix, kind)

@@ -21,7 +21,6 @@ from limpet.app.backup_decide import (
     BackupRecord,
     Entries,
     ListRef,
-    StepNames,
     check_target,
     entry_at,
     kind_of,
@@ -62,7 +61,6 @@ GROUP_BYTES = 64 << 20
 GROUP_OBJECTS = 256
 LIST_LINES = 2000
 LIST_BYTES_MAX = 8 << 20
-PAUSE_MAX_S = 16.0
 LOCK_TTL_S = 60.0
 """Longer than a request that was given up can still take to land."""
 TAKEN_OVER = "another run to the same target has taken over: this one was paused for too long"
@@ -125,7 +123,7 @@ def unknown_entries(names: Iterable[str], pushed: Mapping[str, Collection[str]])
 
 def patiently(runtime: Runtime, call: Callable[[], T]) -> T:
     """`call()` with retries for half a minute while the store is unavailable. Puts can be repeated: same bytes."""
-    for _ in attempts(runtime, longest_s=PAUSE_MAX_S):
+    for _ in attempts(runtime, longest_s=16.0):
         with suppress(Unavailable, OutcomeUnknown):
             return call()
     return call()
@@ -311,14 +309,13 @@ class CopyRun:
 
     def copy_all(self, stats: Iterable[Stat], kind: str, wanted: Mapping[str, CopiedBlob] | None = None) -> None:
         """Copy these objects in groups. `wanted`: their expected digests."""
-        source, target = self.source, self.target
+        wanted, at_once = wanted or {}, max(self.source.at_once, self.target.at_once)
         for group in batched(stats, size_of, size=GROUP_BYTES, count=GROUP_OBJECTS):
-            todo = [stat for stat in group if not self._is_there(stat, (wanted or {}).get(stat.key))]
+            todo = [stat for stat in group if not self._is_there(stat, wanted.get(stat.key))]
             if todo:
                 self.confirm()
-            at_once = max(source.at_once, target.at_once)
             for stat, outcome in zip(todo, self.runtime.fan_out(self._copy, todo, at_once=at_once), strict=True):
-                self._note(stat, outcome, (wanted or {}).get(stat.key))
+                self._note(stat, outcome, wanted.get(stat.key))
             self._tell(BackupProgress(kind, len(self.lines), self.report.bytes, self.report.copied))
 
     def put(self, key: str, blob_version: Version, data: bytes) -> None:
@@ -332,11 +329,10 @@ class CopyRun:
         of tasks that they have pushed.   Cost: 1 GET each, in the target."""
         unread = [key for entry in self._gathering for key in self._unread.pop(entry, ())]
 
-        def names(key: Key) -> StepNames:
-            return names_in_step(key, patiently(self.runtime, lambda: self.target.get(key)).data)
+        def note(key: Key) -> None:
+            self._note_names(key, patiently(self.runtime, lambda: self.target.get(key)).data)
 
-        for key, step in zip(unread, self.runtime.fan_out(names, unread, at_once=self.target.at_once), strict=True):
-            self._note_names(key, step)
+        self.runtime.fan_out(note, unread, at_once=self.target.at_once)
 
     def note_unknown(self) -> None:
         """Note which of the entries that recorded pushes name are not in the source either."""
@@ -372,10 +368,13 @@ class CopyRun:
                     raise error
                 self.report.removed += 0 if key.startswith(f"{keys.BACKUPS}/") else 1
 
-    def flush(self) -> None:
-        """Write the lists of objects copied since the last list."""
-        while self._unlisted:
-            self._write_list()
+    def flush(self, count: int = 1) -> None:
+        """Write the lists of objects copied since the last list, while there are so many."""
+        while len(self._unlisted) >= count:
+            lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
+            data = b"\n".join(map(records.encode, lines))
+            self.write(keys.backup_list_key(self.begun.value.run, len(self.lists)), data)
+            self.lists.append(ListRef(digest_of(data), len(lines)))
 
     def reported(self, record: FleetRecord) -> BackupReport:
         """The report, with totals and requests."""
@@ -410,16 +409,18 @@ class CopyRun:
             self.write(stat.key, blob.data)
         except LimpetError as error:
             return error
-        if "/failed/" in stat.key and (life := _next_life(stat.key, blob.data)):
-            self.retried[life] = None
+        if "/failed/" in stat.key:
+            with suppress(LimpetError):  # a receipt that cannot be read names no retry
+                if name := records.decode(blob.data, _Retried, what=stat.key).retried_as:
+                    self.retried[f"{stat.key.split('/failed/')[0]}/{entry_of(name)}"] = None
         if stat.key.endswith("/lease.json") and b'"durable":' in blob.data:
             self.durable.add(stat.key.removesuffix("/lease.json").replace("/pending/", "/", 1))
         if kind_of(stat.key) == "steps":
-            self._note_names(stat.key, names_in_step(stat.key, blob.data))
+            self._note_names(stat.key, blob.data)
         return CopiedBlob(stat.key, len(blob.data), blob.version, digest_of(blob.data))
 
-    def _note_names(self, key: Key, step: StepNames) -> None:
-        entry = entry_at(key)
+    def _note_names(self, key: Key, data: bytes) -> None:
+        step, entry = names_in_step(key, data), entry_at(key)
         if entry is not None and step.pushed:
             self.pushed.setdefault(entry, set()).update(step.pushed)
         if entry is not None and step.gathers:
@@ -444,26 +445,9 @@ class CopyRun:
         self.report.copied += copied
         self.report.copied_bytes += line.size if copied else 0
         self._unlisted.append(line)
-        if len(self._unlisted) >= LIST_LINES:
-            self._write_list()
-
-    def _write_list(self) -> None:
-        lines, self._unlisted = self._unlisted[:LIST_LINES], self._unlisted[LIST_LINES:]
-        data = b"\n".join(map(records.encode, lines))
-        key = keys.backup_list_key(self.begun.value.run, len(self.lists))
-        self.write(key, data)
-        self.lists.append(ListRef(digest_of(data), len(lines)))
+        self.flush(LIST_LINES)
 
 
 def step_owners(names: Iterable[str]) -> set[str]:
     """The entries whose steps are among `names`, as `queues/QUEUE/ENTRY`."""
     return {entry for key in names if kind_of(key) == "steps" and (entry := entry_at(key)) is not None}
-
-
-def _next_life(key: str, data: bytes) -> str | None:
-    """The queue and the entry of the retry that a failed receipt names, if it can be read."""
-    try:
-        name = records.decode(data, _Retried, what=key).retried_as
-        return f"{key.split('/failed/')[0]}/{entry_of(name)}" if name else None
-    except LimpetError:
-        return None

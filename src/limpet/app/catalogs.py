@@ -20,6 +20,7 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store import Store
 from limpet.kernel.store.credentials import locate
 from limpet.kernel.store.policies import root_of
+from limpet.kernel.waiting import polls
 
 DOMAIN = "catalog"
 LEASE_S = 10.0
@@ -83,16 +84,14 @@ def lead(storage: CatalogStorage, url: str, *, wait_s: float = WAIT_S) -> Iterat
     leader.turn()
     thread = runtime.spawn(leader.run, name="limpet-leader")
     try:
-        until_s = runtime.elapsed_s() + wait_s
-        while not leader.leads:
-            if runtime.elapsed_s() >= until_s:
-                if leader.trouble is not None:
-                    raise leader.trouble
-                raise NotLeader(
+        for left_s in polls(runtime, wait_s, POLL_S):
+            if leader.leads:
+                break
+            if not left_s:
+                raise leader.trouble or NotLeader(
                     f"{leader.leader or 'another process'} leads the catalog at {url}",
                     hint="ask the service that leads it (--service http://HOST:PORT), or stop that one first",
                 )
-            runtime.sleep(POLL_S)
         yield open_catalog(storage, url, leader)
     finally:
         leader.stop()

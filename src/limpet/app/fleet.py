@@ -61,14 +61,13 @@ if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog
     from limpet.catalog.iceberg.importer import ImportedTable, ImportWriter
     from limpet.catalog.maintain.tables import TableMaintenance, TableWriter
-    from limpet.catalog.storage import CatalogStorage
     from limpet.events import EventSink
     from limpet.index import Index
     from limpet.index.writer import Stamps
     from limpet.kernel.cell import Cell, Versioned
     from limpet.kernel.lease import LeaseRecord, Lock, VersionWatch
     from limpet.publish import Published
-    from limpet.queue import BucketQueue, Policy, Queue
+    from limpet.queue import BucketQueue, Queue
     from limpet.queue.inspect import Inspection
     from limpet.queue.sync import ClientLog, Outbox
 
@@ -152,24 +151,17 @@ def events_of(store: MeteredStore, url: str, runtime: Runtime) -> EventSink:
     return found
 
 
-def _journal_of(
-    store: Store, record: FleetRecord | Callable[[], FleetRecord], runtime: Runtime
-) -> Outbox | ClientLog | None:
+def _journal_of(store: Store, record: Callable[[], FleetRecord], runtime: Runtime) -> Outbox | ClientLog | None:
     """Where the queues of a fleet note what they do, if limpet.json says that it is joined with other places.
 
     It does not refer to the fleet, so that the store's files are closed as soon as nothing uses the fleet.
     """
-    features = (record() if callable(record) else record).features
+    features = record().features
     if SUPERVISED not in features:
         return None
     from limpet.queue.sync import ClientLog, Outbox
 
     return (Outbox if NODE in features else ClientLog)(store, runtime)
-
-
-def _epoch_of(record: FleetRecord | Callable[[], FleetRecord]) -> int:
-    """How many restores lie before the fleet."""
-    return (record() if callable(record) else record).epoch or 0
 
 
 class Fleet:
@@ -201,9 +193,9 @@ class Fleet:
         self.runtime = runtime
         """The clock, chance and threads that the fleet's parts use."""
         self._connector = connector
-        self._storage: CatalogStorage | None = None
-        self._journal = cache(partial(_journal_of, self.store, record, runtime))  # asked at the first use of a queue
-        self._epoch = cache(partial(_epoch_of, record))
+        connected = record if callable(record) else lambda: record
+        self._journal = cache(partial(_journal_of, self.store, connected, runtime))  # asked at the first use of a queue
+        self._epoch = cache(lambda: connected().epoch or 0)
 
     @property
     def tasks(self) -> Tasks:
@@ -212,8 +204,7 @@ class Fleet:
         if found is None:
             from limpet.app.tasks import Tasks
 
-            made = Tasks(self.queue, self.events, self.check, self.runtime.wall, presence=self.presence)
-            found = self.__dict__.setdefault("_tasks", made)
+            found = self.__dict__.setdefault("_tasks", Tasks(self))
         return found
 
     @property
@@ -323,31 +314,31 @@ class Fleet:
         unknown = sorted(policy.keys() - {*settings})
         if unknown:
             raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {', '.join(settings)}")
-        queue = self._open_queue(name, Policy(**policy), payload_type)
-        if not create:
-            demand_queue(self, queue)
-        return queue
-
-    def _open_queue(self, name: str, policy: Policy, payload_type: Any) -> Queue:
-        provider = provider_of(self.url)
+        provider, settled = provider_of(self.url), Policy(**policy)
         if provider == SQS:
             from limpet.queue.sqs import SqsQueue
 
             client, prefix = sqs_place(self.url, self.runtime)
-            return SqsQueue(client, name, self.runtime, policy=policy, prefix=prefix, payload_type=payload_type)
-        from limpet.queue import BucketQueue
+            queue: Queue = SqsQueue(
+                client, name, self.runtime, policy=settled, prefix=prefix, payload_type=payload_type
+            )
+        else:
+            from limpet.queue import BucketQueue
 
-        return BucketQueue(
-            self.store,
-            name,
-            self.runtime,
-            policy=policy,
-            provider=provider,
-            payload_type=payload_type,
-            journal=self._journal,
-            epoch=self._epoch,
-            watch=self._watch,
-        )
+            queue = BucketQueue(
+                self.store,
+                name,
+                self.runtime,
+                policy=settled,
+                provider=provider,
+                payload_type=payload_type,
+                journal=self._journal,
+                epoch=self._epoch,
+                watch=self._watch,
+            )
+        if not create:
+            demand_queue(self, queue)
+        return queue
 
     def queues(self) -> list[str]:
         """The names of the queues that were ever used, sorted.
@@ -464,14 +455,13 @@ class Fleet:
 
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
-        catalog: Catalog = _catalogs().open_catalog(self._catalog_storage(), self.url)
+        catalog: Catalog = _catalogs().open_catalog(self._catalog_storage, self.url)
         return catalog
 
-    def _catalog_storage(self) -> CatalogStorage:
+    @cached_property
+    def _catalog_storage(self) -> Any:
         """The one storage of all catalogs of this fleet: they share the state that was read."""
-        if self._storage is None:
-            self._storage = _catalogs().storage_of(self.store, self.runtime)
-        return self._storage
+        return _catalogs().storage_of(self.store, self.runtime)
 
     def lead_catalog(self, *, wait_s: float = 20.0) -> AbstractContextManager[Catalog]:
         """`with fleet.lead_catalog() as catalog:` the table catalog, to change, without a service.
@@ -480,7 +470,7 @@ class Fleet:
         Raises: NotLeader, if it still leads after `wait_s`; Unsupported, as `catalog`.
         """
         leading: AbstractContextManager[Catalog]
-        leading = _catalogs().lead(self._catalog_storage(), self.url, wait_s=wait_s)
+        leading = _catalogs().lead(self._catalog_storage, self.url, wait_s=wait_s)
         return leading
 
     def publish_index(

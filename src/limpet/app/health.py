@@ -32,18 +32,17 @@ def summaries(
     """
     if provider_of(fleet.url) == SQS:
         names = fleet.queues() if queues is None else queues
-        return [_on_sqs(fleet, name) for name in names]
+        stats = {name: fleet.queue(name).stats() for name in names}
+        return [
+            QueueSummary(queue=name, **asdict(seen), waiting=seen.pending - seen.in_flight, approximate=True)
+            for name, seen in stats.items()
+        ]
     found = summarize(fleet.store, fleet.runtime, queues, limits=limits)
     if any(_wants_worker(each) for each in found):
         with suppress(Denied):  # a key that may not list the workers sees the rest
             processes = workers(fleet)
             found = [attended(counted, processes) for counted in found]
     return found
-
-
-def _on_sqs(fleet: Fleet, name: str) -> QueueSummary:
-    stats = fleet.queue(name).stats()
-    return QueueSummary(queue=name, **asdict(stats), waiting=stats.pending - stats.in_flight, approximate=True)
 
 
 def attended(counted: QueueSummary, processes: FleetWorkers) -> QueueSummary:

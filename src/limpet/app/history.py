@@ -144,6 +144,11 @@ class _SeenQueue:
     cut: set[int] = field(default_factory=set)
     first: int = 0
 
+    def at(self, minute: int) -> int | None:
+        """The depth at a minute: of the last look before its end, if that was not long ago."""
+        looks = (before for before in range(minute, minute - GAP_MINUTES, -1) if before in self.depths)
+        return next((self.depths[before] for before in looks), None)
+
 
 class FleetHistory:
     """What one process has seen of the last hour, and what the events in the bucket add. Not for several threads."""
@@ -180,7 +185,7 @@ class FleetHistory:
         if seen is None:
             return None
         last = minute_of(overview.at)
-        minutes = [_seen_at(seen, minute) for minute in range(last - MINUTES + 1, last + 1)]
+        minutes = [seen.at(minute) for minute in range(last - MINUTES + 1, last + 1)]
         cut = any(minute > last - MINUTES for minute in seen.cut)
         since = datetime.fromtimestamp(seen.first * 60, UTC)
         runs, pushed = self._runs.get(queue), overview.pushed.get(queue)
@@ -207,14 +212,6 @@ class FleetHistory:
         if len(self._seen) > QUEUES_MAX:
             names = {each.queue for each in overview.queues}
             self._seen = {name: seen for name, seen in self._seen.items() if name in names}
-
-
-def _seen_at(seen: _SeenQueue, minute: int) -> int | None:
-    """The depth at a minute: of the last look before its end, if that was not long ago."""
-    for before in range(minute, minute - GAP_MINUTES, -1):
-        if before in seen.depths:
-            return seen.depths[before]
-    return None
 
 
 def minute_of(at: datetime) -> int:

@@ -184,7 +184,7 @@ class FleetMetrics(Collector):
 
 def _add_queue(found: _MetricTable, queue: QueueSummary, per_minute: float | None, since_s: float) -> None:
     """`pending` is the depth: what waits, runs and rests. `since_s` is how long ago that was counted."""
-    oldest_s = _oldest(queue, since_s)
+    oldest_s = queue.oldest_s + since_s if queue.oldest_s is not None else None if queue.approximate else 0.0
     figures: Sequence[tuple[str, str, float | None]] = (
         ("queue_pending", "Tasks that have not ended: waiting, running and resting.", queue.pending),
         ("queue_in_flight", "Tasks that a live worker holds.", queue.in_flight),
@@ -202,12 +202,6 @@ def _add_queue(found: _MetricTable, queue: QueueSummary, per_minute: float | Non
     )
     for name, help_, value in figures:
         found.add(name, help_, value, queue=queue.queue)
-
-
-def _oldest(queue: QueueSummary, since_s: float) -> float | None:
-    if queue.oldest_s is None:
-        return None if queue.approximate else 0.0
-    return queue.oldest_s + since_s
 
 
 def _add_rest(found: _MetricTable, overview: FleetOverview, now: datetime) -> None:
@@ -233,8 +227,7 @@ def _add_rest(found: _MetricTable, overview: FleetOverview, now: datetime) -> No
         catalog = overview.catalog
         found.add("catalog_commits", "Commits that were ever published.", catalog.version)
         found.add("catalog_tables", "Tables.", catalog.tables)
-        at = datetime.fromisoformat(catalog.at) if catalog.at else None
-        age_s = None if at is None else _age(at, now)
+        age_s = _age(datetime.fromisoformat(catalog.at), now) if catalog.at else None
         found.add("catalog_commit_seconds", "Time since the last commit.", age_s)
     if overview.bill is not None:
         bill = overview.bill

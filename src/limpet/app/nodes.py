@@ -11,7 +11,7 @@ from limpet.app.fleet import Fleet, open
 from limpet.app.record import NODE, SUPERVISED, check_record, record_cell
 from limpet.kernel.errors import Invalid, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.runtime import Flag, system
-from limpet.kernel.waiting import backoff_s
+from limpet.kernel.waiting import attempts
 
 if TYPE_CHECKING:
     from limpet.queue.sync import RemoteFleet, SyncEvent
@@ -49,8 +49,8 @@ def open_shared(
     """
     from limpet.queue.sync import Disconnected, Reconnected
 
-    began_s, failures = system().elapsed_s(), 0
-    while not stop.is_set():
+    began_s = system().elapsed_s()
+    for tries in attempts(system(), None, RECONNECT_MIN_S, longest_s=RECONNECT_MAX_S, stop=stop):
         try:
             fleet = open(remote, create=create).check()
             if NODE in fleet.record.features:
@@ -63,12 +63,10 @@ def open_shared(
         except (Unavailable, OutcomeUnknown) as error:
             if once:
                 raise
-            if not failures:
+            if tries == 1:
                 on_event(Disconnected(error))
-            failures += 1
-            stop.wait(backoff_s(system(), failures, RECONNECT_MIN_S, longest_s=RECONNECT_MAX_S))
             continue
-        if failures:
+        if tries > 1:
             on_event(Reconnected(system().elapsed_s() - began_s))
         return fleet
     return None

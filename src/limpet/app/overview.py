@@ -9,13 +9,12 @@ Listings are capped. A figure whose name is in `at_least` is a lower bound; a qu
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -34,8 +33,9 @@ from limpet.app.health import (
 )
 from limpet.app.history import HOUR, FinishRate, last_hour
 from limpet.app.place import SQS, has_store, provider_of
+from limpet.app.presence import workers
 from limpet.kernel.errors import Invalid, LimpetError
-from limpet.kernel.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, IndexKeys, Key, QueueKeys, name_of
+from limpet.kernel.keys import BATCH, INDEXES, LOCKS, QUEUES, TASK, WORKERS, IndexKeys, Key, QueueKeys, name_of
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store import Store
@@ -81,6 +81,7 @@ ENTRIES_WATCHED = 50
 SOME_OBJECTS: Mapping[Folder, float] = dict.fromkeys(FOLDERS, float(OBJECTS_MAX))
 COUNTED: tuple[Folder, ...] = ("failed", "pending", "scheduled")
 """The folders that a watch may count further: receipts of completed tasks are kept for weeks, and only add up."""
+ENDED: frozenset[Folder] = frozenset(("completed", "failed"))
 PRICED = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
@@ -207,30 +208,24 @@ class ListedStore(CappedStore):
             self.digests = {}
             self.entries = []
 
-    def replace_digest(self, text: str) -> None:
-        """Let this stand for what was listed, where versions change although nothing does that matters."""
+    def note(self, value: Hashable, key: str = "") -> None:
+        """Take something into the digest of the folder (a queue, an index) that `key` belongs to. The order does not
+        matter: folders are listed side by side."""
+        folder = "/".join(key.split("/", 2)[:2])
         with self._mutex:
-            self.digests = {}
-        self.note(text)
-
-    def note(self, text: str, folder: str = "") -> None:
-        """Take something into the digest of a folder. The order does not matter: folders are listed side by side."""
-        digest = int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "big")
-        with self._mutex:
-            self.digests[folder] = self.digests.get(folder, 0) ^ digest
+            self.digests[folder] = self.digests.get(folder, 0) ^ hash(value)
 
     def list(self, prefix: str = "", *, after: str | None = None) -> Iterator[Stat]:
-        found: Iterable[Stat] = super().list(prefix, after=after)
+        stats: Iterable[Stat] = super().list(prefix, after=after)
+        sampled = False
         if self.most and not self.far and after is None:
-            found = [*found]
-            sampled = len(found) > self.most
+            stats = [*stats]
+            sampled = len(stats) > self.most
             if sampled:  # another sample next time is no change
-                self.note(f"{prefix}\n{self.change_token(prefix)}", _owner(prefix))
-        else:
-            sampled = False
-        for stat in found:
+                self.note((prefix, self.change_token(prefix)), prefix)
+        for stat in stats:
             if not sampled:
-                self.note(f"{stat.key}\n{stat.version}", _owner(stat.key))
+                self.note((stat.key, stat.version), stat.key)
             if stat.key.endswith((".json", ".lock")):
                 self._listed[stat.key] = stat.version
             if len(self.entries) < ENTRIES_WATCHED and stat.key.endswith((f"/{TASK}", f"/{BATCH}")):
@@ -257,15 +252,18 @@ class ListedStore(CappedStore):
         return blob
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        found = super().list_dirs(prefix)
-        self.note("\n".join(found))
-        return found
+        folders = super().list_dirs(prefix)
+        self.note(tuple(folders))
+        return folders
 
 
 @dataclass(slots=True)
 class _PartState:
-    """When a part is read again: soon after a change, else when its credit pays for what the last reading cost."""
+    """How a part is read, and when again: soon after a change, else when its credit pays for what a reading costs."""
 
+    view: Fleet
+    """The fleet, read through `store`."""
+    store: ListedStore
     per_hour: float
     due_s: float = 0.0
     credit: float = CREDIT
@@ -313,8 +311,11 @@ class OverviewWatch:
         self._mutex = fleet.runtime.mutex()
         self._objects = OBJECTS_MAX if objects is None else objects
         self._limits = {**SOME_OBJECTS, **dict.fromkeys(COUNTED, float(self._objects))}
-        self._views = {part: _view_of(fleet, self._objects if part == "queues" else 0) for part in PARTS}
-        self._states = {part: _PartState(PER_HOUR[part] * budget) for part in PARTS}
+        self._states: dict[OverviewPart, _PartState] = {}
+        for part in PARTS:
+            view = copy(fleet)
+            view.store = store = ListedStore(fleet.store, fleet.runtime, self._objects if part == "queues" else 0)
+            self._states[part] = _PartState(view, store, PER_HOUR[part] * budget)
         limits = default_limits(fleet.url) if limits is None else limits
         self._overview = FleetOverview(fleet.url, fleet.runtime.wall(), limits)
         self._receipts = FailedReceipts()
@@ -322,7 +323,6 @@ class OverviewWatch:
         self._broken: list[BrokenLimit] = []
         """The limits that do not hold, by the queues alone."""
         self._counts: dict[str, tuple[QueueCount, QueueSummary]] = {}
-        self._counted: list[str] = []
         self._tokens: dict[str, str] = {}
         self._shown: deque[str] = deque(maxlen=SHOWN_MAX)
         self._turn = ""
@@ -335,29 +335,27 @@ class OverviewWatch:
         with self._mutex:
             due = [part for part in PARTS if now or self._is_due(part)]
             for part in due:
-                changes = self._states[part].changes
-                self._read(part, asked=now)
-                changed = part == "queues" and self._states[part].changes > changes
-                if changed and "workers" not in due and any(each.no_worker for each in self._attended()):
+                changed = self._read(part, asked=now)
+                if part == "queues" and changed and "workers" not in due and any(q.no_worker for q in self._attended()):
                     due.append("workers")  # one may have started since they were read
             if due:
-                self._overview = replace(self._overview, queues=self._attended())
-                self._overview = replace(self._overview, alerts=self._alerts())
-                pushed = {name: count.pushed for name, (count, _) in self._counts.items()}
-                overview = replace(self._overview, at=self._runtime.wall(), rates=self._rates(), pushed=pushed)
+                queues, limits = self._attended(), self._overview.limits
+                unattended = [wrong for queue in queues for wrong in broken_without_worker(queue, limits)]
+                overview = replace(
+                    self._overview,
+                    at=self._runtime.wall(),
+                    queues=queues,
+                    alerts=sorted([*self._broken, *unattended], key=lambda wrong: wrong.queue),
+                    rates=self._rates(),
+                    pushed={name: count.pushed for name, (count, _) in self._counts.items()},
+                )
                 self._overview = replace(overview, bill=self._bill(overview))
             return self._overview
 
     def _attended(self) -> Sequence[QueueSummary]:
         """The queues, with those marked that no worker works on; as they are while it is not known who works."""
-        processes = self._overview.workers
-        queues = self._overview.queues
-        return queues if processes is None else [attended(counted, processes) for counted in queues]
-
-    def _alerts(self) -> list[BrokenLimit]:
-        limits = self._overview.limits
-        unattended = [wrong for counted in self._overview.queues for wrong in broken_without_worker(counted, limits)]
-        return sorted([*self._broken, *unattended], key=lambda wrong: wrong.queue)
+        processes, queues = self._overview.workers, self._overview.queues
+        return queues if processes is None else [attended(queue, processes) for queue in queues]
 
     def prefer(self, queue: str) -> None:
         """Count this queue with every reading from now on: a page shows it. Only the last four have that."""
@@ -368,11 +366,9 @@ class OverviewWatch:
 
     def wait_s(self) -> float:
         """Seconds until `look` is worth calling again."""
-        now_s = self._runtime.elapsed_s()
         parts = PARTS if has_store(self.fleet.url) else ("queues",)
-        due_s = min(self._states[part].due_s for part in parts)
+        wait_s = max(0.0, min(self._states[part].due_s for part in parts) - self._runtime.elapsed_s())
         has_tokens = any(state.token is not None for state in self._states.values())
-        wait_s = max(0.0, due_s - now_s)
         return min(wait_s, TOKEN_S) if has_tokens else wait_s
 
     def versions(self) -> dict[str, int]:
@@ -388,117 +384,103 @@ class OverviewWatch:
         state.token_at_s = now_s
         return self._token(part) != state.token
 
-    def _read(self, part: OverviewPart, *, asked: bool) -> None:
-        state, view = self._states[part], self._views[part]
-        store = _listed(view)
-        token = self._token(part)
+    def _read(self, part: OverviewPart, *, asked: bool) -> bool:
+        """Read a part again; whether it has changed."""
+        state = self._states[part]
+        token, state.token_at_s = self._token(part), self._runtime.elapsed_s()
         self._many = asked or token != state.token
-        store.begin()
-        state.token, state.token_at_s = token, self._runtime.elapsed_s()
+        state.store.begin()
         before = self.fleet.meter.snapshot()
-        trouble = dict(self._overview.trouble)
+        trouble, found = dict(self._overview.trouble), {}
         try:
-            read: Callable[[Fleet], dict[str, Any]] = getattr(self, f"_read_{part}")
-            found = read(view)
+            if part == "queues" or has_store(self.fleet.url):
+                read: Callable[[_PartState], dict[str, Any]] = getattr(self, f"_read_{part}")
+                found = read(state)
             trouble.pop(part, None)
         except LimpetError as error:
-            found = {}
             trouble[part] = f"{error} ({error.hint})" if error.hint else str(error)
-            store.note(trouble[part])
-        cost = (self.fleet.meter.snapshot() - before).total() + (self._sqs_requests if part == "queues" else 0)
+            state.store.note(trouble[part])
+        cost = (self.fleet.meter.snapshot() - before).total()
         read_at = {**self._overview.read_at, part: self._runtime.wall()}
         self._overview = replace(self._overview, **found, trouble=trouble, read_at=read_at)
-        digests = self._with_others(store.digests) if part == "queues" else store.digests
-        left = part == "queues" and any(
-            self._receipts.unread.get(count.keys.root) for count, _ in self._counts.values()
-        )
-        state.plan(self._runtime.elapsed_s(), cost, changed=digests != state.digests or left)
+        digests, unread = state.store.digests, False
+        if part == "queues":
+            cost += self._sqs_requests
+            roots = {count.keys.root for count, _ in self._counts.values()}
+            digests = {folder: n for folder, n in (state.digests or {}).items() if folder in roots} | digests
+            unread = any(self._receipts.unread.get(root) for root in roots)
+        changed = digests != state.digests or unread
+        state.plan(self._runtime.elapsed_s(), cost, changed=changed)
         state.digests = digests
         state.token = self._token(part)
-
-    def _with_others(self, listed: Mapping[str, int]) -> dict[str, int]:
-        """The digests of all queues, where only some were counted this time: the others have not changed, for now."""
-        roots = {count.keys.root for count, _ in self._counts.values()}
-        known = {**(self._states["queues"].digests or {}), **dict.fromkeys(self._counted, 0), **listed}
-        return {folder: digest for folder, digest in known.items() if folder in roots or folder in listed}
+        return changed
 
     def _token(self, part: OverviewPart) -> str | None:
         """The change tokens of the folders that a part is read from; None where they cost requests."""
-        store = _listed(self._views[part])
-        folders = {
-            "queues": [QUEUES, *self._queue_folders(), *store.entries],
-            "locks": [LOCKS],
-            "indexes": [INDEXES, *self._index_folders()],
-            "catalog": ["manifests"],
-            "workers": ["workers"],
-        }[part]
+        store = self._states[part].store
+        match part:
+            case "queues":
+                roots = (count.keys.root for count, _ in self._counts.values())
+                folders = [QUEUES, *(folder for root in roots for folder in _folders_of(root)), *store.entries]
+            case "indexes":
+                folders = [INDEXES, *self._index_folders()]
+            case _:
+                folders = [{"locks": LOCKS, "catalog": "manifests", "workers": WORKERS}[part]]
         tokens = [store.change_token(folder) for folder in folders]
         return None if None in tokens else "\n".join(map(str, tokens))
 
-    def _queue_folders(self) -> Iterator[str]:
-        for count, _ in self._counts.values():
-            yield from _folders_of(count.keys)
-
     def _index_folders(self) -> Iterator[str]:
-        for each in self._overview.indexes:
-            try:
-                keys = IndexKeys.of(each.name)
-            except Invalid:  # a folder that no index of Limpet's can have
-                continue
-            yield from (keys.root, keys.inbox, keys.packs, keys.shards, keys.quarantine)
+        for index in self._overview.indexes:
+            with suppress(Invalid):  # a folder that no index of Limpet's can have
+                keys = IndexKeys.of(index.name)
+                yield from (keys.root, keys.inbox, keys.packs, keys.shards, keys.quarantine)
 
     # ---- the parts ----
 
-    def _read_queues(self, view: Fleet) -> dict[str, Any]:
-        if provider_of(view.url) == SQS:
-            return self._read_sqs(view)
+    def _read_queues(self, state: _PartState) -> dict[str, Any]:
+        store, limits = state.store, self._overview.limits
+        if provider_of(self.fleet.url) == SQS:
+            summed = summaries(state.view)
+            self._sqs_requests = 1 + SQS_REQUESTS * len(summed)
+            store.note(repr(summed))
+            self._broken = [wrong for queue in summed for wrong in broken_on_sqs(queue, limits)]
+            return {"queues": summed}
         # the first reading should be quick: what one LIST does not hold is counted side by side
         lists = LISTS_MAX + self._objects // 1000 if self._counts else 1
-        counts, whole = count_first(view.store, self._limits, lists) if view.store.far else ([], False)
-        folders = None if whole else {name_of(part): f"{QUEUES}/{part}" for part in view.store.list_dirs(QUEUES)}
+        counts, whole = count_first(store, self._limits, lists) if store.far else ([], False)
+        folders = None if whole else {name_of(part): f"{QUEUES}/{part}" for part in store.list_dirs(QUEUES)}
         if folders is not None:
-            counts += self._next_counts(view, folders, {each.queue for each in counts})
-        now = max([self._runtime.wall(), *(each.newest for each in counts if each.newest)])
+            counts += self._next_counts(store, folders, {count.queue for count in counts})
+        now = max([self._runtime.wall(), *(count.newest for count in counts if count.newest)])
         before = self._receipts.read
-        for each in counts:
-            storage = Storage(view.store, each.keys, self._runtime)
-            if "completed" in each.cut:
-                each.finished = self._last_finished(view, each, now)
+        for count in counts:
+            store.note(0, count.keys.root)  # an empty queue too has a digest, which replaces that of its last reading
+            if "completed" in count.cut:
+                count.finished = self._last_finished(store, count, now)
             most = max(0, self._receipts_max - (self._receipts.read - before))
-            self._counts[each.queue] = each, summary_of(storage, each, now, self._receipts, most)
-        self._counted = [each.keys.root for each in counts]
-        keep = {each.queue for each in counts} if folders is None else {*folders}
+            storage = Storage(store, count.keys, self._runtime)
+            self._counts[count.queue] = count, summary_of(storage, count, now, self._receipts, most)
+        keep = {count.queue for count in counts} if folders is None else {*folders}
         self._counts = {name: self._counts[name] for name in sorted(self._counts) if name in keep}
-        limits = self._overview.limits
         self._broken = [
             wrong
             for count, summary in self._counts.values()
-            for wrong in broken_in(view, count, limits, self._ended(count, summary))
+            for wrong in broken_in(
+                state.view, count, limits, FailedCount(summary.failed, self._receipts.unread.get(count.keys.root, 0))
+            )
         ]
         return {
             "queues": [summary for _, summary in self._counts.values()],
             "uncounted": [name for name in sorted(folders or ()) if name not in self._counts],
         }
 
-    def _ended(self, count: QueueCount, summary: QueueSummary) -> FailedCount:
-        """What became of the tasks in failed/, as the summary counts them."""
-        return FailedCount(failed=summary.failed, unread=self._receipts.unread.get(count.keys.root, 0))
-
-    def _read_sqs(self, view: Fleet) -> dict[str, Any]:
-        found = summaries(view)
-        self._sqs_requests = 1 + SQS_REQUESTS * len(found)
-        _listed(view).note(repr(found))
-        self._broken = [wrong for each in found for wrong in broken_on_sqs(each, self._overview.limits)]
-        return {"queues": found}
-
-    def _next_counts(self, view: Fleet, folders: Mapping[str, str], done: set[str]) -> list[QueueCount]:
+    def _next_counts(self, store: ListedStore, folders: Mapping[str, str], done: set[str]) -> list[QueueCount]:
         """Count the next queues of many, given by name with their folders.
 
         First come those that a page shows or that have changed, where that can be known without a request; then those
         never counted; then the others in turn.
         """
         left = [name for name in sorted(folders) if name not in done]
-        store = _listed(view)
         self._tokens = {name: token for name, token in self._tokens.items() if name in folders}
         changed = [name for name, token in self._tokens.items() if _token_of(store, folders[name]) != token]
         first = [*dict.fromkeys([*(name for name in self._shown if name in left), *changed])][:QUEUES_AT_ONCE]
@@ -506,12 +488,12 @@ class OverviewWatch:
         behind = [name for name in left if name > self._turn]
         others = [name for name in dict.fromkeys([*never, *behind, *left]) if name not in first]
         others = others[: QUEUES_AT_ONCE if never or self._many else QUEUES_IN_TURN]
-        if view.store.far:
-            chosen = [*first, *others]
-            found = self._runtime.fan_out(lambda name: count_below(view.store, [folders[name]], self._limits), chosen)
-            counts = [count for each in found for count in each]
+        chosen = {name: folders[name] for name in [*first, *others]}
+        if store.far:
+            counted = self._runtime.fan_out(lambda root: count_below(store, [root], self._limits), chosen.values())
+            counts = [count for below in counted for count in below]
         else:
-            counts = [*self._count_near(store, {name: folders[name] for name in [*first, *others]})]
+            counts = [*self._count_near(store, chosen)]
             others = [count.queue for count in counts if count.queue not in first]
         if others:
             self._turn = others[-1] if not never else ""
@@ -524,40 +506,36 @@ class OverviewWatch:
             if n >= NEAR_MIN and self._runtime.elapsed_s() - began_s > NEAR_S:
                 return
             self._tokens[name] = _token_of(store, root)
-            found = QueueCount(name, QueueKeys(root))
+            count = QueueCount(name, QueueKeys(root))
             for folder in FOLDERS:
                 for stat in store.list(f"{root}/{folder}"):
-                    found.add(folder, stat, self._limits)
-            found.control = True  # whether there is one costs as much as reading it
-            yield found
+                    count.add(folder, stat, self._limits)
+            count.control = True  # whether there is one costs as much as reading it
+            yield count
 
-    def _last_finished(self, view: Fleet, count: QueueCount, now: datetime) -> FinishTimes:
+    def _last_finished(self, store: ListedStore, count: QueueCount, now: datetime) -> FinishTimes:
         """When the last tasks of a queue with many receipts ended. A near store must read the whole folder for it: not
         with the first reading, and then for a fiftieth of the time at most."""
-        if view.store.far:
-            return last_finished(view.store, count.keys, now - HOUR, OBJECTS_MAX)
+        if store.far:
+            return last_finished(store, count.keys, now - HOUR, OBJECTS_MAX)
         began_s = self._runtime.elapsed_s()
         known, due_s = self._scans.get(count.queue, (FinishTimes(), None))
         if due_s is None:
             self._scans[count.queue] = known, began_s
         elif began_s >= due_s:
-            known = last_finished(view.store, count.keys, now - HOUR, OBJECTS_MAX)
+            known = last_finished(store, count.keys, now - HOUR, OBJECTS_MAX)
             self._scans[count.queue] = known, began_s + 50 * (self._runtime.elapsed_s() - began_s)
         return known
 
-    def _read_locks(self, view: Fleet) -> dict[str, Any]:
-        if not has_store(view.url):
-            return {}
-        found = lock_states(view, LOCKS_MAX)
+    def _read_locks(self, state: _PartState) -> dict[str, Any]:
+        found = lock_states(state.view, LOCKS_MAX)
         # a heartbeat is no change: an idle fleet may have holders too
-        held = [(each.name, each.state, each.worker_id, each.token) for each in found.locks]
-        _listed(view).replace_digest(repr((held, found.unreadable)))
+        held = [(lock.name, lock.state, lock.worker_id, lock.token) for lock in found.locks]
+        state.store.digests = {"": hash(repr((held, found.unreadable)))}
         return {"locks": found}
 
-    def _read_indexes(self, view: Fleet) -> dict[str, Any]:
-        if not has_store(view.url):
-            return {}
-        names = view.indexes()
+    def _read_indexes(self, state: _PartState) -> dict[str, Any]:
+        names = state.view.indexes()
         if not names:
             return {"indexes": [], "indexes_more": 0}
         from limpet.index.describe import IndexCount, count_index
@@ -565,16 +543,16 @@ class OverviewWatch:
 
         def counted(name: str) -> IndexCount:
             try:
-                storage = IndexStorage(view.store, IndexKeys.of(name), self._runtime)
+                storage = IndexStorage(state.store, IndexKeys.of(name), self._runtime)
                 return count_index(storage, name, most=OBJECTS_MAX)
             except LimpetError as error:  # one index must not hide the others
                 return IndexCount(name, trouble=str(error))
 
-        found = self._runtime.fan_out(counted, names[:INDEXES_MAX])
-        return {"indexes": found, "indexes_more": max(0, len(names) - INDEXES_MAX)}
+        counts = self._runtime.fan_out(counted, names[:INDEXES_MAX])
+        return {"indexes": counts, "indexes_more": max(0, len(names) - INDEXES_MAX)}
 
-    def _read_catalog(self, view: Fleet) -> dict[str, Any]:
-        if not has_store(view.url) or find_spec("pyiceberg") is None or find_spec("pyarrow") is None:
+    def _read_catalog(self, state: _PartState) -> dict[str, Any]:
+        if find_spec("pyiceberg") is None or find_spec("pyarrow") is None:
             return {}
         from limpet.app.catalogs import DOMAIN
         from limpet.catalog.heads import commit_of
@@ -582,20 +560,19 @@ class OverviewWatch:
         loaded = self.fleet.catalog().view.now()
         if loaded is None:
             return {"catalog": CatalogSummary()}
-        head, state = loaded.head, loaded.state
-        _listed(view).note(str(head.version))
+        head = loaded.head
+        state.store.note(head.version)
         commit = commit_of(head, DOMAIN)
         rows = commit.rows if commit else ()
-        namespaces, tables, views = (sum(1 for _ in state.keys_under(kind)) for kind in ("n/", "t/", "v/"))
+        namespaces, tables, views = (sum(1 for _ in loaded.state.keys_under(kind)) for kind in ("n/", "t/", "v/"))
         said = tuple(row.what for row in rows[:10])
         actor = rows[0].actor if rows else ""
         return {"catalog": CatalogSummary(head.version, head.at, namespaces, tables, views, said, actor)}
 
-    def _read_workers(self, view: Fleet) -> dict[str, Any]:
-        if not has_store(view.url) or find_spec("limpet.app.presence") is None:
-            return {}
-        found = import_module("limpet.app.presence").workers(view)
-        _listed(view).replace_digest(repr([(each.id, each.gone, each.queues) for each in found.workers]))
+    def _read_workers(self, state: _PartState) -> dict[str, Any]:
+        found = workers(state.view)
+        shown = [(process.id, process.gone, process.queues) for process in found.workers]
+        state.store.digests = {"": hash(repr(shown))}
         return {"workers": found}
 
     # ---- what it costs ----
@@ -603,59 +580,34 @@ class OverviewWatch:
     def _bill(self, overview: FleetOverview) -> FleetBill:
         scheme = overview.url.partition("://")[0]
         provider = PRICED.get(scheme, "s3")
-        work = self._work()
-        spent = requests_of(work)
+        counts = [count for count, _ in self._counts.values()]
+        ended = sum(count.ended for count in counts)
+        named = sum(count.named for count in counts)
+        waiting = sum(count.entries + count.scheduled for count in counts)
+        spent = requests_of(Work(ended=ended, claims=ended, named=named, waiting=waiting))
         own = self.fleet.meter.snapshot()
-        hour = sum(sum(last_hour(count.finished.entries, overview.at)) for count, _ in self._counts.values())
-        cut = any({"completed", "failed"} & count.cut for count, _ in self._counts.values())
+        hour = sum(sum(last_hour(count.finished.entries, overview.at)) for count in counts)
         return FleetBill(
             work=Bill(sum(spent.values()), dollars(spent, provider)),
             own=Bill(own.total(), own.dollars(provider)),
             own_requests=own.requests,
             provider=provider,
             free=scheme not in PRICED,
-            at_least=bool(cut or overview.uncounted),
+            at_least=bool(any(ENDED & count.cut for count in counts) or overview.uncounted),
             month_dollars=MONTH_H * dollars(requests_of(Work(ended=hour, claims=hour)), provider),
-        )
-
-    def _work(self) -> Work:
-        counts = [count for count, _ in self._counts.values()]
-        ended = sum(count.ended for count in counts)
-        return Work(
-            ended=ended,
-            claims=ended,
-            named=sum(count.named for count in counts),
-            waiting=sum(count.entries + count.scheduled for count in counts),
         )
 
     def _rates(self) -> dict[str, FinishRate]:
         now = self._runtime.wall()
         return {
-            name: FinishRate(last_hour(count.finished.tasks, now), bool(count.cut & {"completed", "failed"}))
+            name: FinishRate(last_hour(count.finished.tasks, now), bool(count.cut & ENDED))
             for name, (count, _) in self._counts.items()
         }
 
 
-def _view_of(fleet: Fleet, most: int) -> Fleet:
-    """The fleet, read through a `ListedStore`."""
-    view = copy(fleet)
-    view.store = ListedStore(fleet.store, fleet.runtime, most)
-    return view
-
-
-def _folders_of(keys: QueueKeys) -> list[str]:
-    return [keys.root, *(f"{keys.root}/{folder}" for folder in FOLDERS)]
+def _folders_of(root: str) -> list[str]:
+    return [root, *(f"{root}/{folder}" for folder in FOLDERS)]
 
 
 def _token_of(store: Store, root: str) -> str:
-    return "\n".join(str(store.change_token(folder)) for folder in _folders_of(QueueKeys(root)))
-
-
-def _owner(key: str) -> str:
-    """The folder of the queue, index or so on that an object belongs to."""
-    return "/".join(key.split("/", 2)[:2])
-
-
-def _listed(view: Fleet) -> ListedStore:
-    assert isinstance(view.store, ListedStore)
-    return view.store
+    return "\n".join(str(store.change_token(folder)) for folder in _folders_of(root))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated
 
 import msgspec
@@ -26,6 +26,7 @@ from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Missing,
 from limpet.kernel.records import Count, Instant, Name
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store import Store
+from limpet.kernel.waiting import ticks
 from limpet.queue.cost import PRESENCE_EVERY_S
 
 FIRST_S = 1.0
@@ -104,15 +105,14 @@ class PresenceWriter:
     def _keep(self) -> None:
         written = False
         swept_s = float("-inf")
-        pause_s = FIRST_S
         try:
             for key in self._reaped:
                 with suppress(LimpetError):
                     self._store.delete(key)
-            while not self._over.wait(pause_s):
-                pause_s = PRESENCE_EVERY_S
+            for _ in chain(islice(ticks(self._over, FIRST_S), 1), ticks(self._over, PRESENCE_EVERY_S)):
+                self._record = msgspec.structs.replace(self._record, renewed_at=self._runtime.wall())
                 try:
-                    self._renew()
+                    self._store.put(self._key, records.encode(self._record))
                     if not written:
                         self._on_written()
                     written = True
@@ -129,10 +129,6 @@ class PresenceWriter:
                     self._store.delete(self._key)
         finally:
             self._ended.set()
-
-    def _renew(self) -> None:
-        self._record = msgspec.structs.replace(self._record, renewed_at=self._runtime.wall())
-        self._store.put(self._key, records.encode(self._record))
 
 
 def sweep(store: Store, runtime: Runtime) -> int:
@@ -222,22 +218,8 @@ def workers(fleet: Fleet, limit: int = WORKERS_MAX) -> FleetWorkers:
             unknown += (now - modified[key]).total_seconds() <= GONE_S
             continue
         renewed_s = max(0.0, (now - blob.modified).total_seconds())
-        found.append(_state(id_, record, renewed_s))
+        fields = msgspec.structs.asdict(record) | {"queues": tuple(record.queues)}
+        found.append(WorkerState(id=id_, **fields, renewed_s=round(renewed_s, 1), gone=renewed_s > GONE_S))
     found.sort(key=lambda each: (each.gone, each.host, each.pid, each.id))
     elsewhere = not {SUPERVISED, BACKUP}.isdisjoint(fleet.record.features)
     return FleetWorkers(found, unreadable, more=len(listed) > limit, unknown=unknown, elsewhere=elsewhere)
-
-
-def _state(id_: str, record: WorkerPresence, renewed_s: float) -> WorkerState:
-    return WorkerState(
-        id=id_,
-        host=record.host,
-        pid=record.pid,
-        version=record.version,
-        queues=tuple(record.queues),
-        threads=record.threads,
-        since=record.since,
-        renewed_at=record.renewed_at,
-        renewed_s=round(renewed_s, 1),
-        gone=renewed_s > GONE_S,
-    )

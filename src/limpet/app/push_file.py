@@ -30,7 +30,8 @@ def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
     except Invalid as error:
         raise _explained(error, what) from None
     if not isinstance(value, dict):
-        raise Invalid(f"{what} is a JSON {_kind(value)}, and a task is a JSON object", hint=EXAMPLE)
+        kind = {list: "array", str: "string", int: "number", float: "number"}.get(type(value), "literal")
+        raise Invalid(f"{what} is a JSON {kind}, and a task is a JSON object", hint=EXAMPLE)
     payload_bytes(value, what=what)
     return value
 
@@ -45,18 +46,6 @@ def _explained(error: Invalid, what: str) -> Invalid:
     if said.endswith("is not JSON"):
         return Invalid(said, hint="JSON has no NaN and no infinity: use null, or a string")
     return Invalid(said, hint=EXAMPLE)
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case list():
-            return "array"
-        case str():
-            return "string"
-        case bool() | None:
-            return "literal"
-        case _:
-            return "number"
 
 
 class BadLine(Invalid):

@@ -14,10 +14,10 @@ not an index is read here, through the store, and handed to DuckDB as Arrow data
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limpet.app.fleet import Fleet, catalog_extra, hint_at_names
 from limpet.app.health import lock_states, summaries
@@ -32,9 +32,6 @@ from limpet.kernel.keys import QueueKeys
 from limpet.queue.count import ALL, SOME
 from limpet.queue.rows import columns_of, task_rows
 from limpet.queue.storage import Storage
-
-if TYPE_CHECKING:
-    from limpet.catalog.catalog import Catalog
 
 QUEUES, FLEET = "queues", "fleet"
 OBJECTS_MAX = 20_000
@@ -53,84 +50,37 @@ _KINDS = {
     "time": lambda pa: pa.timestamp("us", tz="UTC"),
 }
 
-TASKS: Columns = {
-    "id": "text",
-    "state": "text",
-    "batch": "text",
-    "attempts": "int",
-    "payload": "json",
-    "result": "json",
-    "error": "text",
-    "traceback": "text",
-    "worker": "text",
-    "pushed_at": "time",
-    "due_at": "time",
-    "finished_at": "time",
-    "reason": "text",
-}
-EXECUTIONS: Columns = {
-    "id": "text",
-    "kind": "text",
-    "finished_at": "time",
-    "queue": "text",
-    "task": "text",
-    "attempt": "int",
-    "worker": "text",
-    "outcome": "text",
-    "took_s": "float",
-    "error": "text",
-    "fields": "json",
-}
-COMMITS: Columns = {
-    "version": "int",
-    "committed_at": "time",
-    "commit": "text",
-    "token": "int",
-    "request": "text",
-    "what": "text",
-    "actor": "text",
-    "keys": "texts",
-}
-COUNTS: Columns = {
-    "queue": "text",
-    "state": "text",
-    "pending": "int",
-    "waiting": "int",
-    "running": "int",
-    "in_flight": "int",
-    "resting": "int",
-    "suspended": "int",
-    "scheduled": "int",
-    "completed": "int",
-    "failed": "int",
-    "cancelled": "int",
-    "oldest_s": "float",
-    "paused": "bool",
-    "no_worker": "bool",
-    "at_least": "texts",
-}
-LOCKS: Columns = {
-    "name": "text",
-    "state": "text",
-    "holder": "text",
-    "token": "int",
-    "taken_at": "time",
-    "heartbeat_at": "time",
-    "age_s": "float",
-    "ttl_s": "float",
-}
-WORKERS: Columns = {
-    "id": "text",
-    "state": "text",
-    "host": "text",
-    "pid": "int",
-    "version": "text",
-    "queues": "texts",
-    "threads": "int",
-    "since": "time",
-    "renewed_at": "time",
-    "renewed_s": "float",
-}
+
+def _columns(*texts: str) -> Columns:
+    """The columns of a table, of texts such as `id: text, attempts: int`."""
+    return dict(column.split(": ") for text in texts for column in text.split(", "))
+
+
+TASKS = _columns(
+    "id: text, state: text, batch: text, attempts: int, payload: json, result: json, error: text",
+    "traceback: text, worker: text, pushed_at: time, due_at: time, finished_at: time, reason: text",
+)
+EXECUTIONS = _columns(
+    "id: text, kind: text, finished_at: time, queue: text, task: text, attempt: int, worker: text",
+    "outcome: text, took_s: float, error: text, fields: json",
+)
+COMMITS = _columns(
+    "version: int, committed_at: time, commit: text, token: int, request: text, what: text, actor: text",
+    "keys: texts",
+)
+COUNTS = _columns(
+    "queue: text, state: text, pending: int, waiting: int, running: int, in_flight: int, resting: int",
+    "suspended: int, scheduled: int, completed: int, failed: int, cancelled: int, oldest_s: float",
+    "paused: bool, no_worker: bool, at_least: texts",
+)
+LOCKS = _columns(
+    "name: text, state: text, holder: text, token: int, taken_at: time, heartbeat_at: time, age_s: float",
+    "ttl_s: float",
+)
+WORKERS = _columns(
+    "id: text, state: text, host: text, pid: int, version: text, queues: texts, threads: int, since: time",
+    "renewed_at: time, renewed_s: float",
+)
 
 
 def fleet_sql(
@@ -198,8 +148,7 @@ class _CatalogTable:
         return self.scan.arrow_schema
 
     def read(self) -> Iterator[Any]:
-        found: Iterator[Any] = self.scan.batches()
-        return found
+        yield from self.scan.batches()
 
 
 class FleetTables:
@@ -261,32 +210,23 @@ class FleetTables:
             self._on_note(f"executions: left out: {line}")
         if len(found.events) == EVENTS_MAX:
             self._on_note(f"executions: only the newest {EVENTS_MAX:,} were read")
-        named = {name: [event.fields.get(name) for event in found.events] for name in EXECUTIONS}
-        return named | {
-            "id": [event.id for event in found.events],
-            "kind": [event.kind for event in found.events],
-            "finished_at": [event.at for event in found.events],
-            "fields": [records.json_text(event.fields) for event in found.events],
-        }
+        rows = [
+            event.fields
+            | {"id": event.id, "kind": event.kind, "finished_at": event.at, "fields": records.json_text(event.fields)}
+            for event in found.events
+        ]
+        return {name: [row.get(name) for row in rows] for name in EXECUTIONS}
 
     def _commits(self) -> dict[str, list[Any]]:
-        def damaged(error: Corrupt) -> None:
-            self._on_note(f"commits: {error}")
-
-        log = self._fleet.catalog().log(COMMITS_MAX, damaged)
+        log = self._fleet.catalog().log(COMMITS_MAX, lambda error: self._on_note(f"commits: {error}"))
         if len(log) == COMMITS_MAX:
             self._on_note(f"commits: only the newest {COMMITS_MAX:,} were read")
-        rows = [(commit, row) for commit in log for row in commit.rows]
-        return {
-            "version": [commit.version for commit, _ in rows],
-            "committed_at": [commit.at for commit, _ in rows],
-            "commit": [commit.id for commit, _ in rows],
-            "token": [commit.token for commit, _ in rows],
-            "request": [row.id for _, row in rows],
-            "what": [row.what for _, row in rows],
-            "actor": [row.actor or None for _, row in rows],
-            "keys": [[change.key for change in row.changes] for _, row in rows],
-        }
+        rows = [(commit, row, [change.key for change in row.changes]) for commit in log for row in commit.rows]
+        cells = [
+            (commit.version, commit.at, commit.id, commit.token, row.id, row.what, row.actor or None, changed)
+            for commit, row, changed in rows
+        ]
+        return {name: [row[n] for row in cells] for n, name in enumerate(COMMITS)}
 
     def _counts(self) -> dict[str, list[Any]]:
         found = summaries(self._fleet, limits=SOME if self._objects_max < float("inf") else ALL)
@@ -297,20 +237,23 @@ class FleetTables:
 
     def _locks(self) -> dict[str, list[Any]]:
         found = lock_states(self._fleet)
-        for key, error in found.unreadable.items():
-            self._on_note(f"locks: left out: {key}: {error}")
+        self._left_out("locks", found.unreadable)
         return {name: [getattr(lock, name) for lock in found.locks] for name in LOCKS}
 
     def _workers(self) -> dict[str, list[Any]]:
         found = workers(self._fleet)
-        for key, error in found.unreadable.items():
-            self._on_note(f"workers: left out: {key}: {error}")
+        self._left_out("workers", found.unreadable)
         named = {name: [getattr(each, name, None) for each in found.workers] for name in WORKERS}
         return {**named, "state": ["gone" if each.gone else "alive" for each in found.workers]}
 
+    def _left_out(self, table: str, unreadable: Mapping[str, str]) -> None:
+        for key, error in unreadable.items():
+            self._on_note(f"{table}: left out: {key}: {error}")
+
     def _table(self, place: TablePlace) -> _CatalogTable:
         catalog = self._fleet.catalog()
-        namespace, name = self._identified(catalog, place)
+        names = {f"{'.'.join(namespace)}.{name}": (namespace, name) for namespace, name in catalog.at().tables}
+        namespace, name = names[_one_of(f"{place.schema}.{place.name}", [*names], "table", "limpet catalog show")]
         with catalog_extra():
             from limpet.catalog.iceberg.scan import TableReader
         what = f"{'.'.join(namespace)}.{name}"
@@ -325,11 +268,6 @@ class FleetTables:
                 raise Corrupt(f"the table {what} cannot be read: {error}") from None
 
         return _CatalogTable(TableReader(loaded.metadata, fetch, what))
-
-    def _identified(self, catalog: Catalog, place: TablePlace) -> tuple[Sequence[str], str]:
-        known = {f"{'.'.join(namespace)}.{name}": (namespace, name) for namespace, name in catalog.at().tables}
-        wanted = _one_of(f"{place.schema}.{place.name}", [*known], "table", "limpet catalog show")
-        return known[wanted]
 
 
 def _one_of(name: str, names: Sequence[str], kind: str, command: str) -> str:

@@ -10,12 +10,11 @@ import inspect
 import logging
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, update_wrapper
-from typing import Annotated, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -24,7 +23,6 @@ from limpet.kernel import records
 from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import batch_of, count_of, is_batch
 from limpet.kernel.records import Name, Text
-from limpet.kernel.runtime import system
 from limpet.kernel.user_code import UserCall
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, check_follower, need
 from limpet.queue.calls import gather
@@ -33,6 +31,9 @@ from limpet.queue.step_values import known_type
 from limpet.queue.steps import in_order
 from limpet.worker.runner import Job, current_task
 from limpet.worker.schedule import Cron
+
+if TYPE_CHECKING:
+    from limpet.app.fleet import Fleet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,13 +62,6 @@ class PolicyFields(TypedDict, total=False):
     retention_s: float
     poll_s: float
     durable: bool
-
-
-class OpenQueue(Protocol):
-    """How a queue is opened: `fleet.queue`."""
-
-    def __call__(self, name: str, **policy: Unpack[PolicyFields]) -> Queue:
-        """The queue `name`."""
 
 
 class Arguments:
@@ -198,12 +192,17 @@ Hook = Callable[[TaskRun], object]
 
 @dataclass(slots=True)
 class _Running:
-    """The task that a thread runs, until its end event is emitted."""
+    """The task that a thread runs, until its end event is emitted. A `with` block notes what is raised in it."""
 
     id: str
     payload: Any
     result: Any = None
     exception: BaseException | None = None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.exception = error
 
 
 _running: ContextVar[_Running | None] = ContextVar("limpet_running", default=None)
@@ -296,11 +295,10 @@ class TaskFunction(Generic[P, R]):
         self,
         function: Callable[P, R],
         queue: Queue,
+        tasks: Tasks,
         *,
         cron: str | None = None,
         cron_zone: str | None = None,
-        tasks: Tasks | None = None,
-        events: EventSink | None = None,
     ) -> None:
         self.function = function
         self.queue = queue
@@ -309,13 +307,12 @@ class TaskFunction(Generic[P, R]):
             raise Invalid(f"cron_zone={cron_zone!r} has no cron", hint='give both: cron="0 3 * * *"')
         self.cron = Cron(cron, cron_zone) if cron is not None else None
         self._tasks = tasks
-        self._events = events
         if queue.policy.durable:
             need(queue.name, queue.provider, queue.supports, "steps")
         if self.cron is not None:
             need(queue.name, queue.provider, queue.supports, "ids")
-        if self.cron is not None and self.arguments.required:
-            raise Invalid(f"cron pushes {self.arguments.text} without arguments", hint="give each one a default")
+            if self.arguments.required:
+                raise Invalid(f"cron pushes {self.arguments.text} without arguments", hint="give each one a default")
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -333,15 +330,14 @@ class TaskFunction(Generic[P, R]):
     @property
     def job(self) -> Job:
         """What a worker needs to run it. Hooks that are defined later are not called."""
-        presence = self._tasks is None or self._tasks.presence
-        if self._tasks is None or not self._tasks.hooks:
-            return Job(self.queue, self.handle, self.cron, self._events, presence)
-        return Job(self.queue, self._handle_hooked, self.cron, self._tasks.hooks, presence)
+        fleet, hooks = self._tasks.fleet, self._tasks.hooks
+        if not hooks:
+            return Job(self.queue, self.handle, self.cron, fleet.events, fleet.presence)
+        return Job(self.queue, self._handle_hooked, self.cron, hooks, fleet.presence)
 
     def check(self) -> None:
         """Connect to the fleet now, instead of at first use.   Raises, Cost: see `Fleet.check`."""
-        if self._tasks is not None:
-            self._tasks.check()
+        self._tasks.fleet.check()
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
         """Push a task with these arguments: a worker runs it at least once. `using` gives the task an id or a time.
@@ -369,10 +365,8 @@ class TaskFunction(Generic[P, R]):
 
     def push_payload(self, payload: dict[str, Any], *, id: str | None, delay_s: float, at: datetime | None) -> Pushed:
         """Push a payload that `arguments.pack` made."""
-        if self._tasks is None:
-            return self.queue.push(payload, id=id, delay_s=delay_s)
         if at is not None:
-            delay_s = max(0.0, (at - self._tasks.wall()).total_seconds())
+            delay_s = max(0.0, (at - self._tasks.fleet.runtime.wall()).total_seconds())
         run_at_once = self._tasks.run_at_once
         pushed = self.queue.push(payload, id=id, delay_s=0.0 if run_at_once else delay_s)
         if run_at_once:
@@ -404,7 +398,7 @@ class TaskFunction(Generic[P, R]):
         ids = list(self.queue.push_many(payloads, batch=batch, id=id))
         if then is not None:
             then.push_after(ids, many=True, id=None if id is None else f"{id}.then")
-        if self._tasks and self._tasks.run_at_once:
+        if self._tasks.run_at_once:
             self._tasks.run_at_once(self)
         return ids
 
@@ -418,16 +412,15 @@ class TaskFunction(Generic[P, R]):
         if not tasks:
             raise Invalid("there is nothing to wait for")
         pushed = self.queue.push({AFTER: {"tasks": _shortened(tasks), "many": many}}, id=id)
-        if self._tasks and self._tasks.run_at_once:
+        if self._tasks.run_at_once:
             self._tasks.run_at_once(self)
         return pushed
 
     def _handles(self, queue: str, name: str) -> list[TaskHandle]:
         """The handles of a task, or of all tasks of a batch."""
-        assert self._tasks is not None
-        opened = self._tasks.open_queue(queue)
         names = [f"{name}.{n}" for n in range(count_of(name))] if is_batch(name) else [name]
         handles = [*map(TaskHandle, names)]
+        opened = self._tasks.fleet.queue(queue)
         for handle in handles:
             handle.queue = opened
         return handles
@@ -453,11 +446,10 @@ class TaskFunction(Generic[P, R]):
         """As `handle`, and runs the hooks."""
         task = current_task()
         assert task is not None
-        assert self._tasks is not None
         ran = _Running(task.id, payload)
         _running.set(ran)
         self._tasks.hooks.run("start", TaskRun(task.queue, task.id, task.attempt, payload))
-        with _remembered(ran):
+        with ran:
             ran.result = self.handle(payload)
         return _awaited(ran) if inspect.isawaitable(ran.result) else ran.result
 
@@ -493,17 +485,8 @@ def _shortened(tasks: Sequence[TaskHandle]) -> list[tuple[str, str]]:
     return found
 
 
-@contextmanager
-def _remembered(ran: _Running) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        ran.exception = error
-        raise
-
-
 async def _awaited(ran: _Running) -> Any:
-    with _remembered(ran):
+    with ran:
         ran.result = await ran.result
     return ran.result
 
@@ -511,24 +494,9 @@ async def _awaited(ran: _Running) -> Any:
 class Tasks:
     """The task functions of one fleet, in the order of their definition, and its hooks."""
 
-    def __init__(
-        self,
-        open_queue: OpenQueue,
-        events: EventSink | None = None,
-        check: Callable[[], object] = lambda: None,
-        wall: Callable[[], datetime] | None = None,
-        *,
-        presence: bool = True,
-    ) -> None:
-        self.hooks = Hooks(events)
-        self.presence = presence
-        """Whether the worker processes of these tasks may write a presence object."""
-        self.wall = wall or system().wall
-        """This machine's wall clock."""
-        self.check = check
-        """Connects to the fleet: `Fleet.check`."""
-        self.open_queue = open_queue
-        self._events = events
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.hooks = Hooks(fleet.events)
         self._defined: dict[str, TaskFunction[..., Any]] = {}
         self.run_at_once: Callable[[TaskFunction[..., Any]], None] | None = None
         """What follows each push of a task function; `limpet.testing.eager` sets it."""
@@ -563,8 +531,8 @@ class Tasks:
                     f"two functions are named task {called!r}: {_place(before.function)} and {_place(function)}",
                     hint="give one of them another name",
                 )
-            queue = self.open_queue(called, **policy)
-            task = TaskFunction(function, queue, cron=cron, cron_zone=cron_zone, tasks=self, events=self._events)
+            queue = self.fleet.queue(called, **policy)
+            task = TaskFunction(function, queue, self, cron=cron, cron_zone=cron_zone)
             self._defined[called] = task
             return task
 

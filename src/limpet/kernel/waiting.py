@@ -18,15 +18,27 @@ BACKOFF_MAX_S = 3.0
 
 
 def attempts(
-    runtime: Runtime, times: int | None = TRIES_MAX, pause_s: float = BACKOFF_S, *, longest_s: float = BACKOFF_MAX_S
+    runtime: Runtime,
+    times: int | None = TRIES_MAX,
+    pause_s: float = BACKOFF_S,
+    *,
+    longest_s: float = BACKOFF_MAX_S,
+    stop: Flag | None = None,
 ) -> Iterator[int]:
     """1, 2, ... `times` (None: without end), with a pause of `backoff_s` before each but the first.
 
-    With `pause_s=0` it does not pause: the other writer, which has won meanwhile, has made room.
+    With `pause_s=0` it does not pause: the other writer, which has won meanwhile, has made room. `stop` ends it, also
+    within a pause.
     """
     for tries in count(1) if times is None else range(1, times + 1):
         if tries > 1 and pause_s:
-            runtime.sleep(backoff_s(runtime, tries - 1, pause_s, longest_s=longest_s))
+            left_s = backoff_s(runtime, tries - 1, pause_s, longest_s=longest_s)
+            if stop is None:
+                runtime.sleep(left_s)
+            else:
+                stop.wait(left_s)
+        if stop is not None and stop.is_set():
+            return
         yield tries
 
 

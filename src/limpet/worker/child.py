@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from limpet.kernel.errors import Held, Invalid, LimpetError
 from limpet.kernel.runtime import Flag, Runtime, system
 from limpet.kernel.store import MeteredStore, ScopedStore
 from limpet.kernel.user_code import UserCall, one_line
+from limpet.kernel.waiting import ticks
 from limpet.queue import BucketQueue
 from limpet.queue.queue import pending_in
 from limpet.worker.protocol import (
@@ -63,7 +65,6 @@ POLL_S = 3.0
 """How long a request that is under way may take once nothing runs: a queue may wait for a task in the server."""
 COUNT_EVERY_S = 30.0
 REQUESTS_EVERY_S = 5.0
-COUNT_AGAIN_S = 1.0
 COUNT_PART = 50
 EXIT_FAILED, EXIT_REFUSED = 1, 3
 
@@ -173,7 +174,11 @@ class ChildProcess:
             told.wait(POLL_S)
         self._report_requests(0.0)
         self._send(structs.replace(worker.counts(), in_flight=0, rate_per_s=0.0))
-        self._send(_last_message(worker, again=self._control.stop or not order.burst or worker.used_up))
+        trouble = worker.halted or ("a bug in limpet; please report the traceback" if worker.broken else "")
+        again = bool(trouble or self._control.stop or not order.burst or worker.used_up)
+        if worker.error is not None:
+            trouble, again = str(worker.error), False
+        self._send(WorkerEnded(again=again, trouble=trouble))
         code = EXIT_FAILED if worker.halted or worker.error or worker.broken else 0
         if not worker.ended:  # a handler that cannot be cancelled must not keep the process alive
             if presence is not None:
@@ -279,21 +284,21 @@ class ChildProcess:
 
         It is counted again sooner when as many tasks have ended since as waited then: more were pushed.
         """
-        while not over.is_set():
-            began_s = self._runtime.elapsed_s()
-            ended = self._sent.ended
+        began_s, took_s, pending, before = float("-inf"), 0.0, 0, 0
+        for _ in chain((None,), ticks(over, 1.0)):
+            now_s = self._runtime.elapsed_s()
+            ended = self._sent.ended - before
+            is_used_up = ended >= pending > 0 or (not pending and ended > 0)
+            least_s = 0.0 if is_used_up else COUNT_EVERY_S
+            if now_s - began_s < max(least_s, took_s * COUNT_PART):
+                continue
+            began_s, before = now_s, self._sent.ended
             try:
                 pending = sum(pending_in(job.queue) for job in jobs)
             except LimpetError:  # then no remaining time is shown; if it is serious, the worker will report it
                 return
             self._send(Backlog(pending=pending))
             took_s = self._runtime.elapsed_s() - began_s
-            soonest_s, latest_s = max(COUNT_AGAIN_S, took_s * COUNT_PART), max(COUNT_EVERY_S, took_s * COUNT_PART)
-            while not over.wait(COUNT_AGAIN_S):
-                waited_s = self._runtime.elapsed_s() - began_s
-                used_up = self._sent.ended - ended >= pending > 0 or (not pending and self._sent.ended > ended)
-                if waited_s >= latest_s or (used_up and waited_s >= soonest_s):
-                    break
 
     def _say(self, kind: EventKind, *, note: str, queue: str = "") -> None:
         at, label = self._runtime.wall(), self._runtime.label
@@ -314,14 +319,6 @@ def meters_of(jobs: list[Job]) -> list[MeteredStore]:
     stores = [job.queue.storage.store for job in jobs if isinstance(job.queue, BucketQueue)]
     found = [store.inner if isinstance(store, ScopedStore) else store for store in stores]
     return [*{id(each): each for each in found if isinstance(each, MeteredStore)}.values()]
-
-
-def _last_message(worker: Worker, *, again: bool) -> WorkerEnded:
-    if worker.error is not None:
-        return WorkerEnded(again=False, trouble=str(worker.error))
-    if worker.halted or worker.broken:
-        return WorkerEnded(again=True, trouble=worker.halted or "a bug in limpet; please report the traceback")
-    return WorkerEnded(again=again)
 
 
 # ---- what to work on ----
@@ -353,8 +350,8 @@ def _with_handler(order: WorkerOrder, handler: str) -> list[TaskFunction[..., An
     fleet.check()
     if isinstance(found, TaskFunction):
         policy = asdict(found.queue.policy)
-        return [TaskFunction(found.function, fleet.queue(name, **policy), events=fleet.events) for name in names]
-    return [TaskFunction(found, fleet.queue(name), events=fleet.events) for name in names]
+        return [TaskFunction(found.function, fleet.queue(name, **policy), fleet.tasks) for name in names]
+    return [TaskFunction(found, fleet.queue(name), fleet.tasks) for name in names]
 
 
 def _of_module(order: WorkerOrder) -> list[TaskFunction[..., Any]]:
@@ -483,30 +480,24 @@ class _LogForward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         task = current_task()
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError) as error:
+            message = f"{record.msg!r} does not fit its arguments {record.args!r}: {error}"
+        raised = self._plain.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
         self._send(
             LogLine(
                 at=datetime.fromtimestamp(record.created, UTC),
                 worker=self._label,
                 level=record.levelname,
                 logger=record.name,
-                message=self._message(record)[:MESSAGE_CHARS_MAX],
+                message=message[:MESSAGE_CHARS_MAX],
                 queue=task.queue if task else "",
                 id=task.id if task else "",
                 attempt=task.attempt if task else 0,
-                traceback=self._traceback(record)[:MESSAGE_CHARS_MAX],
+                traceback="\n".join(filter(None, (raised, record.stack_info)))[:MESSAGE_CHARS_MAX],
             )
         )
-
-    def _message(self, record: logging.LogRecord) -> str:
-        try:
-            return record.getMessage()
-        except (TypeError, ValueError, KeyError) as error:
-            return f"{record.msg!r} does not fit its arguments {record.args!r}: {error}"
-
-    def _traceback(self, record: logging.LogRecord) -> str:
-        parts = [self._plain.formatException(record.exc_info)] if record.exc_info and record.exc_info[0] else []
-        parts += [self._plain.formatStack(record.stack_info)] if record.stack_info else []
-        return "\n".join(parts)
 
 
 def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) -> None:
@@ -531,7 +522,12 @@ def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) ->
 
     logging.setLogRecordFactory(with_task)
     root = logging.getLogger()
-    own = [each for each in root.handlers if everything and _writes_to_terminal(each)]
+    terminal = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+    own = [
+        handler
+        for handler in root.handlers
+        if everything and isinstance(handler, logging.StreamHandler) and handler.stream in terminal
+    ]
     for handler in own:
         root.removeHandler(handler)
     if root.handlers and not own:
@@ -542,11 +538,6 @@ def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) ->
             if logging.getLogger(name).level == logging.NOTSET:
                 logging.getLogger(name).setLevel(logging.WARNING)
     root.addHandler(forward)
-
-
-def _writes_to_terminal(handler: logging.Handler) -> bool:
-    terminal = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
-    return isinstance(handler, logging.StreamHandler) and handler.stream in terminal
 
 
 def main(arguments: list[str]) -> int:

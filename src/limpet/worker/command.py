@@ -15,10 +15,10 @@ from limpet.app import Fleet
 from limpet.kernel.errors import Held, LeaseLost
 from limpet.kernel.lease import Lease
 from limpet.kernel.runtime import Runtime, system
+from limpet.kernel.waiting import ticks
 from limpet.worker import guard
 
 VALIDITY_MIN_S = 0.001
-SENDS_PER_TTL = 6
 
 
 def run_locked(
@@ -94,7 +94,7 @@ class GuardedCommand:
                 self._write_fd = -1
 
     def _keep_sending(self, lease: Lease) -> None:
-        while not self._ended.wait(lease.ttl_s / SENDS_PER_TTL):
+        for _ in ticks(self._ended, lease.ttl_s / 6):
             self._send(lease)
 
     def _send(self, lease: Lease) -> None:

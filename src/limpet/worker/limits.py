@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from limpet.kernel.runtime import Runtime
-
-if TYPE_CHECKING:
-    pass
-
 
 RATE_BURST_S = 0.1
 

@@ -20,6 +20,7 @@ from msgspec import structs
 from limpet.kernel import errors
 from limpet.kernel.errors import Invalid, LimpetError, Unavailable
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import spread_backoff_s, ticks
 from limpet.worker.protocol import (
     NOW,
     STOP,
@@ -38,8 +39,6 @@ from limpet.worker.protocol import (
     encode_line,
 )
 
-BACKOFF_S = 0.5
-BACKOFF_MAX_S = 30.0
 LONG_LIFE_S = 30.0
 KILL_AFTER_S = 10.0
 NEVER_S = float("inf")
@@ -70,6 +69,15 @@ class _PoolProcess:
             os.write(self.control_fd, line)
         except BrokenPipeError:
             return
+
+    def end(self) -> None:
+        """Wait for its end, and kill it if that takes long."""
+        try:
+            self.process.wait(KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.report_fd)
 
     @property
     def death(self) -> str:
@@ -256,7 +264,7 @@ class ProcessPool:
             if isinstance(lines, PipeReader):
                 self._read_printed(fd, lines)
                 if fd in self._selector.get_map():
-                    self._selector.unregister(fd)
+                    self._unregister(fd)
                     os.close(fd)
 
     def _reload(self, fd: int) -> None:
@@ -306,7 +314,14 @@ class ProcessPool:
         """Decide whether, and when, another process takes the place of one that has ended."""
         ended = child.ended
         if ended is None and not (self._ever_ready or self._stops):
-            raise error_of(child.refused) if child.refused else _never_ready(child)
+            raise (
+                error_of(child.refused)
+                if child.refused
+                else Unavailable(
+                    f"{child.death} while it imported the module",
+                    hint="import it by hand, with python, to see why; nothing was claimed",
+                )
+            )
         if ended is not None and ended.trouble and not ended.again:
             self.trouble = ended.trouble
         if self._stops or (ended is not None and not ended.again):
@@ -317,7 +332,7 @@ class ProcessPool:
             place.start_at_s = now_s
             return
         place.short_lives = 1 if now_s - child.started_s > LONG_LIFE_S else place.short_lives + 1
-        wait_s = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** (place.short_lives - 1))
+        wait_s = spread_backoff_s(place.short_lives, 0.5, LONG_LIFE_S, 1.0)
         place.start_at_s = now_s + wait_s
         self._say("crashed", f"{child.death}; another one starts in {wait_s:g} s")
 
@@ -340,22 +355,10 @@ class ProcessPool:
         for child in left:
             os.close(child.control_fd)
         for child in left:
-            try:
-                child.process.wait(KILL_AFTER_S)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            os.close(child.report_fd)
+            child.end()
 
     def _say(self, kind: EventKind, note: str) -> None:
         self._listener(WorkerEvent(kind=kind, at=self._runtime.wall(), worker=self._runtime.label, note=note))
-
-
-def _never_ready(child: _PoolProcess) -> LimpetError:
-    return Unavailable(
-        f"{child.death} while it imported the module",
-        hint="import it by hand, with python, to see why; nothing was claimed",
-    )
 
 
 def error_of(refused: StartRefused) -> LimpetError:
@@ -393,7 +396,7 @@ class SourceWatch:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_EVERY_S):
+        for _ in ticks(self._over, LOOK_EVERY_S):
             self.check()
 
     def check(self) -> bool:

@@ -22,25 +22,8 @@ from limpet.kernel.runtime import system
 STOP = b"stop\n"
 NOW = b"now\n"
 
-EventKind = Literal[
-    "started",
-    "done",
-    "retry",
-    "failed",
-    "lost",
-    "handed_back",
-    "suspended",
-    "overdue",
-    "progress",
-    "warning",
-    "trouble",
-    "cron",
-    "ready",
-    "stopping",
-    "crashed",
-    "reload",
-]
-
+TaskEventKind = Literal["started", "done", "retry", "failed", "lost", "handed_back", "suspended", "overdue", "progress"]
+EventKind = TaskEventKind | Literal["warning", "trouble", "cron", "ready", "stopping", "crashed", "reload"]
 
 ROUTINE: frozenset[EventKind] = frozenset(("started", "done", "suspended"))
 """The events of a task that runs without trouble."""
@@ -72,10 +55,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="event", tag_field="what"):
-    """One line of the log. `note` gives the reason or the progress; `after_s` is when a retried task comes back.
-
-    The last four kinds are about a whole process, not a task.
-    """
+    """One line of the log. `note` gives the reason or the progress; `after_s` is when a retried task comes back."""
 
     kind: EventKind
     at: datetime

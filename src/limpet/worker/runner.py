@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from limpet.events import EventSink, task_run
 from limpet.kernel.cell import Fence
@@ -28,10 +28,6 @@ from limpet.worker.limits import Permits, Rate
 from limpet.worker.protocol import ROUTINE, EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.schedule import Cron
 from limpet.worker.verdict import Outcome, classify, end_of, record_done
-
-if TYPE_CHECKING:
-    pass
-
 
 RATE_OVER_S = 10.0
 STUBBORN = "of its coroutines ignored that they were cancelled; they stay where they are"
@@ -63,20 +59,17 @@ class WorkerReport:
     ) -> None:
         self._runtime = runtime
         self._listener = listener
-        self._silent: frozenset[EventKind] = frozenset() if listener is not None and routine else ROUTINE
+        self.silent: frozenset[EventKind] = frozenset() if listener is not None and routine else ROUTINE
+        """Events of these kinds go nowhere."""
         self._mutex = runtime.mutex()
         self._counts: dict[Outcome, int] = dict.fromkeys(
             ("done", "failed", "retried", "lost", "handed_back", "suspended"), 0
         )
         self._marks: list[tuple[float, int]] = [(runtime.elapsed_s(), 0)]
 
-    def is_silent(self, kind: EventKind) -> bool:
-        """Whether events of this kind go nowhere."""
-        return kind in self._silent
-
     def say(self, kind: EventKind, worker: str, **fields: Any) -> None:
         """Pass an event to the listener, if it wants that kind."""
-        if self._listener is not None and kind not in self._silent:
+        if self._listener is not None and kind not in self.silent:
             self._listener(WorkerEvent(kind=kind, at=self._runtime.wall(), worker=worker, **fields))
 
     def count(self, outcome: Outcome, by: int = 1) -> None:
@@ -336,10 +329,9 @@ class Runner:
         if now is not None:
             now.handed_back = True
             now.claim.hand_back()
-            if isinstance(now.claim, EntryClaim) and not now.claim.released:
-                self._ended(now, "lost", note="it was cancelled, or another worker has it")
-            else:
-                self._ended(now, "handed_back")
+            lost = isinstance(now.claim, EntryClaim) and not now.claim.released
+            note = "it was cancelled, or another worker has it" if lost else ""
+            self._ended(now, "lost" if lost else "handed_back", note=note)
 
     def report_overdue(self) -> None:
         """Report once that the running task exceeds its `timeout_s`, and that its claim will end (F16)."""
@@ -407,7 +399,12 @@ class Runner:
 
     def _record(self, now: _ActiveTask, value: Any, error: BaseException | None) -> None:
         if error is None:
-            self._done(now, value)
+            stored, note = record_done(now.task, value)
+            if stored and note:
+                self._say(now, "warning", note=note)
+            if stored:
+                note = "its claim was over before" if now.task.lost else ""
+            self._ended(now, "done" if stored else "lost" if now.task.lost else "failed", note=note)
         elif now.handed_back:
             return
         elif isinstance(error, Suspend) and isinstance(now.task, EntryTask):
@@ -427,15 +424,6 @@ class Runner:
         if self._is_overdue(now):
             return Retry(f"took longer than timeout_s = {now.job.queue.policy.timeout_s:g}")
         return None
-
-    def _done(self, now: _ActiveTask, value: Any) -> None:
-        stored, note = record_done(now.task, value)
-        if not stored:
-            self._ended(now, "lost" if now.task.lost else "failed", note=note)
-            return
-        if note:
-            self._say(now, "warning", note=note)
-        self._ended(now, "done", note="its claim was over before" if now.task.lost else "")
 
     def _raised(self, now: _ActiveTask, error: BaseException) -> None:
         """Record the verdict. If the claim was lost, another worker may have given one: the queue decides."""
@@ -481,6 +469,6 @@ class Runner:
         self._say(now, "retry" if outcome == "retried" else outcome, seconds=took_s, after_s=after_s, note=note)
 
     def _say(self, now: _ActiveTask, kind: EventKind, **fields: Any) -> None:
-        if not self._report.is_silent(kind):
+        if kind not in self._report.silent:
             task = now.task
             self._report.say(kind, self.name, queue=now.job.queue.name, id=task.id, attempt=task.attempt, **fields)

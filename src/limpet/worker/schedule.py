@@ -14,7 +14,6 @@ from limpet.kernel.runtime import Runtime
 from limpet.queue.api import Pushed, Queue
 
 LATE_MAX = timedelta(minutes=5)
-PUSH_AGAIN_S = 10.0
 MINUTE = timedelta(minutes=1)
 REPEATED_MAX = timedelta(hours=3)
 """No zone sets its clock back by more."""
@@ -131,6 +130,6 @@ class CronPusher:
     def wait_s(self) -> float:
         """Seconds until the next call: at the next full minute, or sooner after an error."""
         if self.error is not None:
-            return PUSH_AGAIN_S
+            return 10.0
         now = self._runtime.wall()
         return 60.0 - now.second - now.microsecond / 1e6 + 0.01

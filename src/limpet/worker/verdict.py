@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid, LeaseLost, Unsupported
 from limpet.kernel.user_code import one_line, text_of
 from limpet.queue.api import Fail, Retry, Task
 from limpet.queue.steps import Suspend
-
-if TYPE_CHECKING:
-    pass
-
 
 TRACE_BYTES_MAX = 8 * 1024
 INTERRUPTED = "a signal has interrupted the handler"

@@ -8,6 +8,7 @@ from functools import partial
 
 from limpet.kernel.errors import Invalid, LimpetError
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import backoff_s, ticks
 from limpet.queue.api import Claim, Queue
 from limpet.queue.look import FIRST_S, IDLE_S, MEAN_PART, LookSchedule
 from limpet.worker.limits import Permits, Rate
@@ -17,11 +18,7 @@ from limpet.worker.schedule import CronPusher
 
 TICK_S = 0.2
 TOKEN_EVERY_S = 0.1
-BURST_PAUSE_S = 0.05
-BURST_PAUSE_MAX_S = 1.0
 BURST_FAILURES_MAX = 5
-EMPTY_PAUSE_S = 0.5
-EMPTY_PAUSE_MAX_S = 15.0
 LONG_POLLS = ("sqs",)
 """Providers whose claim waits in the server, and may miss a task if it does not."""
 LONG_POLL_S = 20.0
@@ -44,7 +41,7 @@ class LookLine:
     def __init__(self, idle_s: Sequence[float], runtime: Runtime, *, in_order: bool) -> None:
         self.queues = [LookSchedule(longest_s, runtime) for longest_s in idle_s]
         self._mutex = runtime.mutex()
-        self._line: list[int] = list(range(len(idle_s)))
+        self._line = [*range(len(idle_s))]
         self._in_order = in_order
 
     def take(self) -> int | None:
@@ -147,7 +144,10 @@ class Worker:
         self._permits = Permits(max_tasks, runtime)
         self._stopping = runtime.flag()
         self._ended = runtime.flag()
-        idle_s = [_idle_s(each.queue, len(jobs), poll_s) for each in jobs]
+        idle_s = [  # where a poll lists, all queues share the price of one
+            IDLE_S * len(jobs) if job.queue.idle_poll_s == IDLE_S else (poll_s or job.queue.idle_poll_s) / MEAN_PART
+            for job in jobs
+        ]
         self._looks = LookLine(idle_s, runtime, in_order=in_order)
         self._rates = [Rate(each.queue.policy.rate_per_s, runtime) for each in jobs]
         self._cron = CronPusher([(each.queue, each.cron) for each in jobs if each.cron], runtime)
@@ -166,7 +166,7 @@ class Worker:
     def run(self) -> TaskCounts:
         """Start the threads and wait until all have ended."""
         self.start()
-        while not self.wait(TICK_S):
+        for _ in ticks(self._ended, TICK_S):
             self.tick()
         return self.counts()
 
@@ -245,13 +245,17 @@ class Worker:
         went_well = False
         try:
             while (shared := self._ahead(runner) or self._join(runner) or self._find(runner)) is not None:
-                if not shared.offered and self._pays_ahead(runner, shared.n):
-                    self._claims_ahead[runner.name] = AheadClaim(shared.n, shared.job.queue, self._runtime)
+                queue = shared.job.queue
+                short = runner.lately_s <= queue.policy.ttl_s / AHEAD_PART  # entries have lately been short
+                if short and queue.claims_ahead and not (shared.offered or self._permits.limited or self._over):
+                    self._claims_ahead[runner.name] = AheadClaim(shared.n, queue, self._runtime)
                 try:
                     runner.work(shared)
                 except LimpetError as error:
-                    self._report.say("trouble", runner.name, queue=shared.job.queue.name, note=_text(error))
-                self._withdraw(shared)
+                    self._report.say("trouble", runner.name, queue=queue.name, note=_text(error))
+                if shared.offered and shared.over:  # this thread was the last in it
+                    with self._mutex:
+                        self._offers = [offer for offer in self._offers if offer is not shared]
                 self._report_notices(runner, shared.n)
                 if runner.halted:
                     self.stop()
@@ -271,12 +275,6 @@ class Worker:
                 if self._on_end is not None:
                     self._on_end()
 
-    def _pays_ahead(self, runner: Runner, n: int) -> bool:
-        """Whether to claim the next entry while this one runs: only if entries have lately been short."""
-        queue = self._jobs[n].queue
-        short = runner.lately_s <= queue.policy.ttl_s / AHEAD_PART
-        return queue.claims_ahead and short and not self._permits.limited and not self._over
-
     def _shared(self, runner: Runner, n: int, claim: Claim) -> SharedClaim:
         """A claim that the thread has made."""
         return SharedClaim(n, self._jobs[n], claim, self._rates[n], runner.name, self._runtime)
@@ -287,12 +285,6 @@ class Worker:
             with self._mutex:
                 self._offers = [*self._offers, shared]
             self._wake.set()
-
-    def _withdraw(self, shared: SharedClaim) -> None:
-        """A thread has left a claim. If it was the last, the claim is no longer offered."""
-        if shared.offered and shared.over:
-            with self._mutex:
-                self._offers = [each for each in self._offers if each is not shared]
 
     def _join(self, runner: Runner) -> SharedClaim | None:
         """A claim of another thread that has a task to start: this thread has joined it."""
@@ -321,9 +313,9 @@ class Worker:
             return None
         return self._shared(runner, ahead.n, claim)
 
-    def _give_back(self, runner: Runner, claim: Claim) -> None:
+    def _give_back(self, runner: Runner, held: Runner | Claim) -> None:
         try:
-            claim.hand_back()
+            held.hand_back()
         except LimpetError as error:
             self._report.say("trouble", runner.name, note=f"could not hand back: {_text(error)}")
 
@@ -336,12 +328,14 @@ class Worker:
         found = self._poll(runner)
         if found is not None or self._over:
             return found
-        self._count_working(-1)
+        with self._mutex:
+            self._working -= 1
         try:
             with self._turn:
                 return self._wait_for_all(runner) if self._burst else self._wait(runner)
         finally:
-            self._count_working(1)
+            with self._mutex:
+                self._working += 1
 
     def _wait(self, runner: Runner) -> SharedClaim | None:
         while True:
@@ -367,7 +361,7 @@ class Worker:
 
     def _wait_for_all(self, runner: Runner) -> SharedClaim | None:
         """As `_wait`, for a burst: it ends when all queues were empty while no thread of this worker had a task."""
-        pause_s, empty_pause_s = BURST_PAUSE_S, EMPTY_PAUSE_S
+        rounds = empty_rounds = 0
         while True:
             self._wake = self._runtime.flag()
             if self._over:
@@ -385,11 +379,11 @@ class Worker:
             if self.error is not None:
                 self.stop()
             elif not quiet or failed_s:
-                self._pause(failed_s or pause_s)
-                pause_s = min(pause_s * 2, BURST_PAUSE_MAX_S)
+                rounds += 1
+                self._pause(failed_s or backoff_s(self._runtime, rounds, longest_s=1.0))
             elif self._until_empty and self._anything_left(runner):
-                self._pause(empty_pause_s)
-                empty_pause_s = min(empty_pause_s * 2, EMPTY_PAUSE_MAX_S)
+                empty_rounds += 1
+                self._pause(backoff_s(self._runtime, empty_rounds, 1.0, longest_s=20.0))
                 self._push_cron()
             else:
                 self.stop()
@@ -467,15 +461,8 @@ class Worker:
     def _over(self) -> bool:
         return self._stopping.is_set() or self._permits.used_up
 
-    def _count_working(self, by: int) -> None:
-        with self._mutex:
-            self._working += by
-
     def _hand_back_one(self, runner: Runner) -> None:
-        try:
-            runner.hand_back()
-        except LimpetError as error:
-            self._report.say("trouble", runner.name, note=f"could not hand back: {_text(error)}")
+        self._give_back(runner, runner)
         ahead = self._claims_ahead.get(runner.name)
         claim = ahead.take() if ahead is not None else None
         if claim is not None:
@@ -496,11 +483,6 @@ class Worker:
             self._report.say("cron", self._runtime.label, queue=queue, id=pushed.id)
         if self._cron.error is not None:
             self._report.say("trouble", self._runtime.label, note=f"cron: {_text(self._cron.error)}")
-
-
-def _idle_s(queue: Queue, queues: int, poll_s: float | None) -> float:
-    """The longest pause between two polls of one of `queues` idle queues: where a poll lists, all share the price."""
-    return IDLE_S * queues if queue.idle_poll_s == IDLE_S else (poll_s or queue.idle_poll_s) / MEAN_PART
 
 
 def _left(reasons: Sequence[str]) -> str:
