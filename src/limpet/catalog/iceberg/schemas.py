@@ -230,27 +230,23 @@ def _inside(column: SchemaColumn, depth: int) -> Iterator[tuple[SchemaColumn, Js
     if depth > DEPTH_MAX:
         raise Invalid(f"Invalid schema: it is nested more than {DEPTH_MAX} levels deep")
     type_, kind = column.type, column.kind
+    parts: list[SchemaColumn] = []
     if kind == "struct":
         if not isinstance(type_.get("fields"), list | tuple):
             raise Invalid(f"Invalid schema: the struct {column.name!r} has no fields")
         yield from _walk(type_, f"{column.name}.", column.in_struct, depth)
     elif kind == "list":
         items = _converted(type_, _ListJson, "the schema")
-        inner = [SchemaColumn(items.element_id, f"{column.name}.element", items.element, items.element_required, False)]
-        yield from _each(inner, depth)
+        parts = [SchemaColumn(items.element_id, f"{column.name}.element", items.element, items.element_required, False)]
     elif kind == "map":
         pairs = _converted(type_, _MapJson, "the schema")
-        inner = [
+        parts = [
             SchemaColumn(pairs.key_id, f"{column.name}.key", pairs.key, True, False),
             SchemaColumn(pairs.value_id, f"{column.name}.value", pairs.value, pairs.value_required, False),
         ]
-        yield from _each(inner, depth)
-
-
-def _each(columns: Sequence[SchemaColumn], depth: int) -> Iterator[tuple[SchemaColumn, Json]]:
-    for column in columns:
-        yield column, {}
-        yield from _inside(column, depth + 1)
+    for part in parts:
+        yield part, {}
+        yield from _inside(part, depth + 1)
 
 
 _CLOCK = r"\d{2}:\d{2}:\d{2}(?:\.\d{1,%d})?"

@@ -15,6 +15,9 @@ from limpet.catalog.iceberg.commits import checked, created
 from limpet.catalog.iceberg.metadata import (
     MAIN,
     MANY,
+    PARTS,
+    SCHEMAS,
+    SPECS,
     Amount,
     AnyUuid,
     KeyJson,
@@ -31,6 +34,7 @@ from limpet.catalog.iceberg.metadata import (
     files_in,
     refuse_version,
     strange_urls,
+    used_part,
 )
 from limpet.catalog.iceberg.schemas import (
     FIRST_PARTITION_ID,
@@ -170,9 +174,8 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
     table = _completed(given)
     work = TableWork(table, table["last-updated-ms"], is_new=True)
     check_whole(work)
-    parts = (("schemas", "schema-id"), ("partition-specs", "spec-id"), ("sort-orders", "order-id"))
-    for name, ids in parts:
-        _check_unique([part.get(ids, 0) for part in table[name]], ids)
+    for kind in PARTS:
+        _check_unique([part.get(kind.id, 0) for part in table[kind.listed]], kind.id)
     _check_unique([snapshot["snapshot-id"] for snapshot in table["snapshots"]], "snapshot-id")
     snapshot_ids = {snapshot["snapshot-id"] for snapshot in table["snapshots"]}
     for name, ref in table["refs"].items():
@@ -246,17 +249,17 @@ def _check_unique(ids: Sequence[int], what: str) -> None:
 def _files_in(table: Json) -> Iterator[tuple[str, str]]:
     yield "location", table["location"]
     yield from strange_urls(table, _TableJson)
-    for snapshot in table["snapshots"]:
-        yield from files_in(snapshot, SnapshotJson)
     for entry in table["metadata-log"]:
         yield "metadata log", entry["metadata-file"]
-    for name, kind in (("statistics", StatisticsJson), ("partition-statistics", PartitionStatisticsJson)):
-        for each in table[name]:
-            yield from files_in(each, kind)
-    parts = (("schemas", SchemaJson), ("partition-specs", SpecJson), ("sort-orders", OrderJson))
-    for name, part in (*parts, ("encryption-keys", KeyJson)):
+    kinds: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+        ("snapshots", SnapshotJson),
+        *(("statistics", StatisticsJson), ("partition-statistics", PartitionStatisticsJson)),
+        *((kind.listed, kind.type) for kind in PARTS),
+        ("encryption-keys", KeyJson),
+    )
+    for name, kind in kinds:
         for each in table.get(name, ()):
-            yield from strange_urls(each, part)
+            yield from files_in(each, kind)
     for ref in table["refs"].values():
         yield from strange_urls(ref, RefJson)
 
@@ -278,9 +281,8 @@ def document_of(table: Json) -> Document:
     """The document of whole metadata.   Raises: Invalid for numbers of more than 64 bits."""
     written = table
     if table["format-version"] == 1:  # its readers may know only these fields of the current schema and spec
-        [schema] = [part for part in table["schemas"] if part.get("schema-id", 0) == table["current-schema-id"]]
-        [spec] = [part for part in table["partition-specs"] if part.get("spec-id", 0) == table["default-spec-id"]]
-        written = {**table, "schema": schema, "partition-spec": spec["fields"]}
+        fields = used_part(table, SPECS)["fields"]
+        written = {**table, "schema": used_part(table, SCHEMAS), "partition-spec": fields}
         del written["last-sequence-number"]
     try:
         document = Document(msgspec.json.encode(written), written)
