@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
@@ -258,11 +259,12 @@ def test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_publ
         "updates": [*added_schemas(1), {"action": "set-current-schema", "schema-id": -1}],
     }
     prepared = commit.prepare_commit(catalog.warehouse, catalog._known_or_read, ("a",), "t", request)
-    ahead = catalog._worked_out((prepared,))
+    ahead = commit.WorkedMetadata(catalog.warehouse)
+    catalog._work_ahead(ahead, prepared)
     first = metadata(catalog.commit_table(["a"], "t", request))
     assert first["current-schema-id"] != 0
     with pytest.raises(CommitFailed, match="current schema"):
-        catalog._commit(("late",), commit.commit_table(catalog.warehouse, prepared, ahead), ahead)
+        catalog._commit(("late",), partial(commit.commit_table, catalog.warehouse, prepared, ahead), ahead)
     assert metadata(catalog.load_table(["a"], "t")) == first
 
 

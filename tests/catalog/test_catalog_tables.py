@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -645,7 +646,7 @@ def test_a_purge_is_decided_on_what_the_same_group_has_made(catalog: Catalog) ->
     loaded = catalog.view.now()
     assert loaded is not None
     path = entry_in(loaded.state, "t", ("a",), "t").path
-    decide = drop("t", ("a",), "t", CheckedPurge(catalog.warehouse))
+    decide = partial(drop, "t", ("a",), "t", CheckedPurge(catalog.warehouse))
     assert isinstance(decide(loaded.state, {}), NeedsMetadata)
     document = catalog.warehouse.read(path)
     granted = decide(loaded.state, {path: document})

@@ -19,7 +19,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType
 
 from limpet.catalog.iceberg.avro import AvroBudget, manifests_in, write_manifest_list
-from limpet.catalog.iceberg.files import Output
+from limpet.catalog.iceberg.models import Output
 from limpet.service.client import ServiceWriter
 from sim import deletes
 from sim.deletes import NO_METRICS, deletes_manifest

@@ -16,8 +16,6 @@ from limpet.catalog.heads import (
     APPLIED_MAX,
     TAIL_BYTES_MAX,
     Go,
-    NoHead,
-    PartlyPublished,
     Publish,
     RefusedBatch,
     applied_in,
@@ -166,10 +164,8 @@ class Compactor:
         """One attempt on one head; None: the head has changed, read it again."""
         head = seen.value if seen else None
         done = applied_in(head, paths)
-        if isinstance(done, Publication):
+        if done is not None:
             return done
-        if isinstance(done, PartlyPublished):
-            raise Invalid("some of the paths were published before, and others not")
         if head is None or head.token < token:
             self._check_lock(token)  # a token in the head has led; a new one must hold the lock
         batches = self._batches(paths)
@@ -179,8 +175,6 @@ class Compactor:
                 if published is None:
                     raise PublicationRefused(refused)
                 return published
-            case NoHead():
-                raise PublicationRefused(RefusedBatch(False, "there is no catalog here yet"))
             case Go(rows):
                 if head is not None:
                     self._record(head)

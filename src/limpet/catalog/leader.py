@@ -26,7 +26,7 @@ from limpet.kernel.lease import Lease, Lock, Renewer
 from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import polls, ticks
 
 GROUP_MAX = 256
 PATIENCE_S = 30.0
@@ -47,17 +47,9 @@ WRITES_WIDER = 4
 OWN_MAX = 4
 
 BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    StopIteration,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError),
+    *(StopIteration, TypeError, ValueError),
 )
-
 
 Documents = Mapping[str, Any]
 """Metadata files by their paths."""
@@ -196,7 +188,7 @@ class Leader:
             self._wake.set()
             if len(self._waiting) >= self._expected:
                 self._enough.set()
-        while not pending.answered.wait(LOOK_EVERY_S):
+        for _ in ticks(pending.answered, LOOK_EVERY_S):
             pass
         if pending.error is not None:
             raise pending.error
@@ -320,24 +312,19 @@ class Leader:
             if self.group_published is not None:
                 self.group_published(len(group.rows))
             break
-        self._put_back(waiting[len(group.answers) :])
-        self._expect(len(group.answers))
+        self._expect(waiting[len(group.answers) :], len(group.answers))
         for pending, result, error in group.answers:
             if error is not None:
                 pending.fail(error)
             else:
                 pending.answer(result)
 
-    def _put_back(self, pending: Sequence[_Pending]) -> None:
-        """Put undecided requests back: they are the first of the next group."""
-        if pending:
-            with self._mutex:
-                self._waiting[:0] = pending
-                self._wake.set()
-
-    def _expect(self, answered: int) -> None:
-        """Set the expected size of the next group: waiting requests, and clients that are answered now."""
+    def _expect(self, undecided: Sequence[_Pending], answered: int) -> None:
+        """Undecided requests are the first of the next group. Clients that are answered now will send others to it."""
         with self._mutex:
+            self._waiting[:0] = undecided
+            if undecided:
+                self._wake.set()
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, CatalogState]:
@@ -412,8 +399,8 @@ class Leader:
 
         Raises: PublicationRefused; Unavailable if no compactor was reached, so that it is dead; OutcomeUnknown.
         """
-        since_s, reached = self._runtime.elapsed_s(), False
-        for _ in attempts(self._runtime, None, SEND_EVERY_S, longest_s=SEND_EVERY_S):
+        reached = False
+        for left_s in polls(self._runtime, patience_s, SEND_EVERY_S):
             try:
                 return self._publish([path], lease.token)
             except PublicationRefused:
@@ -422,7 +409,7 @@ class Leader:
                 raise OutcomeUnknown(f"the compactor rejects the batch: {error}") from error
             except LimpetError as error:
                 reached |= not isinstance(error, Unreachable)
-                if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
+                if not left_s or self._stopped.is_set():
                     if not reached:
                         raise Unavailable(str(error), hint=error.hint) from error
                     raise OutcomeUnknown(f"it is not known whether the batch was published: {error}") from error

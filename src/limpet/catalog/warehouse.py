@@ -62,18 +62,16 @@ Json = dict[str, Any]
 
 
 class Document:
-    """The bytes of a metadata file, with its cached JSON and, for tables, PyIceberg's `model`.
+    """The bytes of a metadata file, with its cached JSON.
 
-    Both are immutable: the metadata of the next commit shares most of it. `table`: that of a table with every field of
-    its version; None if it was not checked yet (`limpet.catalog.iceberg.tables.whole`). Models are large, and few
-    requests need one, so the warehouse does not cache them.
+    It is immutable: the metadata of the next commit shares most of it. `table`: that of a table with every field of its
+    version; None if it was not checked yet (`limpet.catalog.iceberg.tables.whole`).
     """
 
-    __slots__ = ("_digest", "_json", "data", "model", "table")
+    __slots__ = ("_digest", "_json", "data", "table")
 
-    def __init__(self, data: bytes, json: dict[str, Any] | None = None, model: Any = None) -> None:
+    def __init__(self, data: bytes, json: dict[str, Any] | None = None) -> None:
         self.data = data
-        self.model = model
         self.table: Json | None = None
         self._json = json
         self._digest: str | None = None
@@ -90,14 +88,6 @@ class Document:
             found: dict[str, Any] = msgspec.json.decode(self.data)
             self._json = found
         return self._json
-
-    def without_model(self) -> Document:
-        """The same without the model, for the cache."""
-        if self.model is None:
-            return self
-        slim = Document(self.data, self._json)
-        slim.table, slim._digest = self.table, self._digest
-        return slim
 
 
 class Warehouse:
@@ -309,11 +299,10 @@ class Warehouse:
 
     def keep(self, path: str, document: Document) -> None:
         """Cache a metadata file, under its unique path."""
-        slim = document.without_model()
         with self._mutex:
             old = self._cache.pop(path, None)
-            self._cached_bytes += _weight(slim) - (_weight(old) if old else 0)
-            self._cache[path] = slim
+            self._cached_bytes += _weight(document) - (_weight(old) if old else 0)
+            self._cache[path] = document
             while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
                 self._cached_bytes -= _weight(self._cache.popitem(last=False)[1])
 

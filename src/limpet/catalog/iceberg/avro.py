@@ -223,6 +223,7 @@ def entries_in(
     ) as found:
         for entry in found:
             if entry.status != ManifestEntryStatus.DELETED:
+                entry.data_file.spec_id = manifest.partition_spec_id
                 if version == 3 and manifest.content == ManifestContent.DATA:
                     data = entry.data_file
                     first, next_id = inherited_row_id(field_of(data, "first_row_id"), data.record_count, next_id)

@@ -108,6 +108,24 @@ class RefJson(KebabFields):
     min_snapshots_to_keep: Positive | None = None
 
 
+class _SqlJson(KebabFields):
+    type: Literal["sql"]
+    sql: Short
+    dialect: Short
+
+
+class ViewVersionJson(KebabFields):
+    """A version of a view."""
+
+    schema_id: Long
+    representations: Annotated[list[_SqlJson], msgspec.Meta(max_length=MANY)]
+    default_namespace: Annotated[list[Short], msgspec.Meta(max_length=MANY)]
+    version_id: Long = 1
+    timestamp_ms: Long | None = None
+    summary: Texts = msgspec.field(default_factory=dict)
+    default_catalog: Short | None = None
+
+
 # ---- files that they name ----
 
 

@@ -48,6 +48,7 @@ from limpet.catalog.iceberg.schemas import (
     check_order,
     check_spec,
     columns_of,
+    converted,
     kebab_names,
     with_field_ids,
     with_new_ids,
@@ -56,7 +57,6 @@ from limpet.catalog.iceberg.schemas import (
 )
 from limpet.catalog.iceberg.updates import AddOrder, AddSchema, AddSpec, SetOrder, SetProperties, SetSchema, SetSpec
 from limpet.catalog.warehouse import Document, Json, property_texts
-from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
 
 DEFAULT_VERSION = 2
@@ -192,10 +192,7 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
 
 def _completed(given: Mapping[str, Any]) -> Json:
     """The metadata with every field of its version.   Raises: Invalid."""
-    try:
-        records.converted(given, _TableJson)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise Invalid(f"the metadata is not valid: {str(error)[:300]}") from None
+    converted(given, _TableJson, "the metadata")
     fields = kebab_names(_TableJson)
     table: Json = {name: value for name, value in given.items() if value is not None or name not in fields}
     for name in _LISTS:
@@ -271,7 +268,7 @@ def whole(document: Document) -> Json:
     """The metadata of a table with every field of its version; kept in the document.   Raises: Corrupt."""
     if document.table is None:
         try:
-            document.table = document.json() if _is_whole(document.data) else _completed(document.json())
+            document.table = _completed(document.json())
         except Invalid as error:
             raise Corrupt(str(error)) from None
     return document.table
@@ -290,51 +287,3 @@ def document_of(table: Json) -> Document:
         raise Invalid(f"the table is not valid: {error}") from None
     document.table = table
     return document
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: Long
-    timestamp_ms: Long
-    parent_snapshot_id: Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: Long
-
-
-class _WholeTable(msgspec.Struct, rename="kebab"):
-    """The fields that a commit uses, and their types."""
-
-    format_version: Literal[2, 3]
-    table_uuid: Short
-    location: Short
-    last_updated_ms: Long
-    last_sequence_number: Long
-    last_column_id: Long
-    current_schema_id: Long
-    default_spec_id: Long
-    default_sort_order_id: Long
-    last_partition_id: Long
-    schemas: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    partition_specs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    sort_orders: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    properties: Texts
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    metadata_log: Annotated[list[_MetadataLogJson], msgspec.Meta(max_length=MANY)]
-    refs: Annotated[dict[Short, _SnapshotId], msgspec.Meta(max_length=MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    partition_statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    next_row_id: Amount | msgspec.UnsetType = msgspec.UNSET
-    current_snapshot_id: Amount | msgspec.UnsetType = msgspec.UNSET
-
-
-def _is_whole(data: bytes) -> bool:
-    """Whether metadata has every field of version 2 or 3: all that this catalog writes has."""
-    try:
-        table = records.decoder(_WholeTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    if table.format_version == VERSION and table.next_row_id is msgspec.UNSET:
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs

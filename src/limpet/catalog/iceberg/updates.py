@@ -29,6 +29,7 @@ from limpet.catalog.iceberg.metadata import (
     StatisticsJson,
     TableWork,
     Texts,
+    ViewVersionJson,
 )
 from limpet.catalog.iceberg.schemas import (
     UNSET_ID,
@@ -63,7 +64,7 @@ class Update(KebabFields, tag_field="action"):
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
         """Change the metadata by a checked update.   Raises: CommitFailed; Invalid."""
-        raise NotImplementedError  # every update below defines it: a struct of msgspec cannot have abstract methods
+        raise NotImplementedError  # every update of tables defines it: a struct of msgspec cannot have abstract methods
 
 
 # ---- snapshots, branches and tags ----
@@ -440,13 +441,34 @@ def _need_version_3(work: TableWork) -> None:
         raise Invalid(f"the table has format version {work.version}: encryption keys are not supported until v3")
 
 
+# ---- views ----
+
+
+class AddViewVersion(Update, tag="add-view-version"):
+    """Add a version to a view. `limpet.catalog.iceberg.views` applies the updates of views."""
+
+    view_version: ViewVersionJson
+
+
+class SetViewVersion(Update, tag="set-current-view-version"):
+    """Make a version of a view the current one."""
+
+    view_version_id: Long
+
+
 AnyUpdate = (
     AddSnapshot | SetRef | RemoveRef | RemoveSnapshots | AssignUuid | UpgradeVersion | SetLocation |
     SetProperties | RemoveProperties | AddSchema | SetSchema | RemoveSchemas | AddSpec | SetSpec |
     RemoveSpecs | AddOrder | SetOrder | SetStatistics | RemoveStatistics | SetPartitionStatistics |
     RemovePartitionStatistics | AddKey | RemoveKey
 )  # fmt: skip
-UPDATES: Mapping[str, type[Update]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyUpdate)}
+ViewUpdate = (
+    AssignUuid | UpgradeVersion | AddSchema | SetLocation | SetProperties | RemoveProperties | AddViewVersion
+    | SetViewVersion
+)  # fmt: skip
+UPDATES: Mapping[str, type[Update]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(AnyUpdate | ViewUpdate)
+}
 LIGHT = (AddSnapshot, SetRef, RemoveRef, RemoveSnapshots, SetProperties, RemoveProperties)
 """The updates whose cost does not grow with the schemas, specs and orders of the table."""
 

@@ -202,14 +202,6 @@ def _lineage(id_: int | None, snapshots: Mapping[int, TableSnapshot]) -> Iterato
         id_ = snapshots[id_].parent_snapshot_id
 
 
-def expiry_updates(plan: ExpiryPlan) -> list[dict[str, Any]]:
-    """The updates of a commit that carries out a plan."""
-    updates = [RemoveRef.of(ref_name=name) for name in plan.refs]
-    if plan.snapshots:
-        updates.append(RemoveSnapshots.of(snapshot_ids=[*plan.snapshots]))
-    return updates
-
-
 def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
     """The commit that carries out a plan, if every branch and tag that was read is unchanged.
 
@@ -220,7 +212,10 @@ def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
         {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": ref.snapshot_id}
         for name, ref in (table.refs or {}).items()
     ]
-    return {"requirements": requirements, "updates": expiry_updates(plan)}
+    updates = [RemoveRef.of(ref_name=name) for name in plan.refs]
+    if plan.snapshots:
+        updates.append(RemoveSnapshots.of(snapshot_ids=[*plan.snapshots]))
+    return {"requirements": requirements, "updates": updates}
 
 
 def was_added(table: TableHistory, snapshot: Mapping[str, Any]) -> bool | None:
@@ -272,11 +267,13 @@ def rewrite_groups(
             group.append(file)
             size += file.size
         found.append(group)
-    return [group for group in found if len(group) >= min_files or _is_worth_it(group, small)]
-
-
-def _is_worth_it(group: Sequence[RewriteCandidate], small: float) -> bool:
-    return sum(file.size for file in group) >= small or any(file.has_deletes for file in group)
+    return [
+        group
+        for group in found
+        if len(group) >= min_files
+        or sum(file.size for file in group) >= small
+        or any(file.has_deletes for file in group)
+    ]
 
 
 # ---- row ids: format version 3 ----
@@ -323,16 +320,13 @@ def orphans(listed: Iterable[ListedFile], needed: Collection[str], before: datet
     So a file is kept in doubt, for instance if metadata has its URL in another form (`s3a:`). Hidden files (`.` or `_`
     first) and `version-hint.text`, which some programs look for, stay.
     """
-    return [file for file in listed if file.modified < before and _may_go(file.path) and not _is_needed(file, needed)]
+    return [file for file in listed if file.modified < before and _may_go(names_of(file.path), needed)]
 
 
-def _may_go(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return not name.startswith((".", "_")) and name != "version-hint.text"
-
-
-def _is_needed(file: ListedFile, needed: Collection[str]) -> bool:
-    return any(name in needed for name in names_of(file.path))
+def _may_go(names: tuple[str, str], needed: Collection[str]) -> bool:
+    if names[0].startswith((".", "_")) or names[0] == "version-hint.text":
+        return False
+    return all(name not in needed for name in names)
 
 
 def recent_metadata(
