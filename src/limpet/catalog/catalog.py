@@ -594,7 +594,6 @@ class Catalog:
         return answer.result if answer is not None else None
 
     def _known(self) -> CatalogState | None:
-        """The newest state in memory, if this process leads."""
         return self.leader.known if self.leader else None
 
     def _scoped(self, id_: str | None, request: Sequence[Any]) -> str:
@@ -611,7 +610,6 @@ class Catalog:
         return state if state is not None else self._state()
 
     def _latest(self, kind: Content, namespace: Namespace, name: str) -> Entry | None:
-        """A table or view in the newest state in memory, if this process leads and knows it."""
         state = self._known()
         return find_entry(state, kind, namespace, name) if state is not None else None
 

@@ -262,7 +262,6 @@ def prepare_commit(
 
 
 def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Document:
-    """The metadata of a table that a commit creates.   Raises: Invalid; CommitFailed."""
     for requirement in commit.requirements:
         if requirement["type"] != "assert-create":
             raise CommitFailed("Requirement failed: the table does not exist")

@@ -26,11 +26,12 @@ from limpet.kernel.lease import Lease, Lock, Renewer
 from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import polls, ticks
+from limpet.kernel.waiting import attempts, ticks
 
 GROUP_MAX = 256
-PATIENCE_S = 30.0
-EPOCH_PATIENCE_S = 5.0
+PUBLISH_S = 30.0
+"""How long a batch is sent again; after that its outcome counts as unknown."""
+EPOCH_S = 5.0
 STALL_S = 120.0
 """The lease of a leader that has made no progress for this time is not renewed (F16)."""
 LOOK_EVERY_S = 2.0
@@ -273,7 +274,7 @@ class Leader:
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
             raise NotLeader("the lock of the catalog was deleted; a process leads again when its record has expired")
         try:
-            self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
+            self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_S)
         except PublicationRefused as refusal:
             raise NotLeader(f"another process has led since: {refusal}") from None
         loaded = self._view.now()
@@ -289,7 +290,7 @@ class Leader:
     def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
         begun_s = self._runtime.elapsed_s()
         while True:
-            if self._runtime.elapsed_s() - begun_s > PATIENCE_S:
+            if self._runtime.elapsed_s() - begun_s > PUBLISH_S:
                 raise OutcomeUnknown("other batches were published before it again and again")
             group, state = self._validate(term, waiting)
             if not group.rows:
@@ -299,7 +300,7 @@ class Leader:
             since_s = self._runtime.elapsed_s()
             path = self._add(term.lease, term.version, group, term.last_id)
             try:
-                published = self._send(term.lease, path, PATIENCE_S)
+                published = self._send(term.lease, path, PUBLISH_S)
             except PublicationRefused as refusal:
                 self._after_refusal(term, refusal)
                 continue
@@ -399,8 +400,8 @@ class Leader:
 
         Raises: PublicationRefused; Unavailable if no compactor was reached, so that it is dead; OutcomeUnknown.
         """
-        reached = False
-        for left_s in polls(self._runtime, patience_s, SEND_EVERY_S):
+        since_s, reached = self._runtime.elapsed_s(), False
+        for _ in attempts(self._runtime, None, SEND_EVERY_S, longest_s=SEND_EVERY_S):
             try:
                 return self._publish([path], lease.token)
             except PublicationRefused:
@@ -409,7 +410,7 @@ class Leader:
                 raise OutcomeUnknown(f"the compactor rejects the batch: {error}") from error
             except LimpetError as error:
                 reached |= not isinstance(error, Unreachable)
-                if not left_s or self._stopped.is_set():
+                if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
                     if not reached:
                         raise Unavailable(str(error), hint=error.hint) from error
                     raise OutcomeUnknown(f"it is not known whether the batch was published: {error}") from error

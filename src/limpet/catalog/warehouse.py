@@ -173,9 +173,10 @@ class Warehouse:
         places: dict[str, str] = {}
         for key, value in properties.items():
             text = property_text(key, value)
-            if _is_for_clients(key):
+            name = key.strip().lower()
+            if name.startswith(_CLIENTS) or _DOTS.split(name)[-1] in _SECRETS:
                 raise Invalid(f"the property {key!r} configures access to files", hint="set it in the client instead")
-            if _is_place(key) or is_url(text):
+            if _MARKS.split(key.rstrip().lower())[-1] in _PLACES or is_url(text):
                 places[key] = self.root_of(text, f"property {key}")
         return places
 
@@ -414,21 +415,10 @@ def property_texts(properties: object) -> dict[str, str]:
     return {key: property_text(key, value) for key, value in properties.items()}
 
 
-def _is_place(key: str) -> bool:
-    """Whether a property is named like a path, location or folder."""
-    return _MARKS.split(key.rstrip().lower())[-1] in _PLACES
-
-
 def is_url(text: str) -> bool:
     """Whether a value looks like the URL of a store."""
     scheme, colon, _ = text.lstrip()[:16].partition(":")
     return bool(colon) and scheme.lower() in _STORAGES
-
-
-def _is_for_clients(key: str) -> bool:
-    """Whether a property would make a client use another store, or run code."""
-    name = key.strip().lower()
-    return name.startswith(_CLIENTS) or _DOTS.split(name)[-1] in _SECRETS
 
 
 def _strict_object(path: str, data: bytes) -> dict[str, Any]:
@@ -443,7 +433,6 @@ def _strict_object(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _cut(value: object) -> str:
-    """A client's value, shortened for messages."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

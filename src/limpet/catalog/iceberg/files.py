@@ -266,7 +266,6 @@ def summary_of(
 
 
 def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
-    """The ids of columns: the existing ones, else new ones."""
     known = {field.name: field for field in table.schema().fields}
     last = table.last_column_id
     ids: dict[str, int] = {}
@@ -302,7 +301,6 @@ def _shape(schema: Schema) -> object:
 
 
 def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
-    """The id of the wanted schema, and the updates that set it."""
     table = contents.table
     if contents.fits:
         return table.current_schema_id, []

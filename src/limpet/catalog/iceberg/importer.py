@@ -284,9 +284,7 @@ def _hidden(uri: str) -> str:
 
 
 def import_tables(
-    source: SourceCatalog,
-    catalog: Catalog,
-    writing: Callable[[], AbstractContextManager[ImportWriter]] | None,
+    source: SourceCatalog, catalog: Catalog, writing: Callable[[], AbstractContextManager[ImportWriter]] | None
 ) -> Iterator[ImportedTable]:
     """Register all tables, then all views of each namespace of `source` in `catalog`; without `writing`, only compare.
 

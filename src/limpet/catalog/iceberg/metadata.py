@@ -108,6 +108,13 @@ class RefJson(KebabFields):
     min_snapshots_to_keep: Positive | None = None
 
 
+class MetadataLogJson(KebabFields):
+    """An older metadata file, and the time of the metadata in it."""
+
+    metadata_file: Short
+    timestamp_ms: Long
+
+
 class _SqlJson(KebabFields):
     type: Literal["sql"]
     sql: Short

@@ -37,7 +37,6 @@ def table_of(metadata: bytes) -> TableMetadata:
 
 
 def _line(error: BaseException) -> str:
-    """The error as one short line with the field."""
     inner = error.__cause__ if isinstance(error.__cause__, pydantic.ValidationError) else error
     if isinstance(inner, pydantic.ValidationError):
         first = inner.errors(include_url=False, include_context=False, include_input=False)[0]

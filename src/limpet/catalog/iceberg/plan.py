@@ -52,8 +52,10 @@ from pyiceberg.types import (
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex
+from limpet.catalog.iceberg.metadata import Long
 from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, table_of
 from limpet.catalog.iceberg.schemas import converted, kebab_names
+from limpet.catalog.warehouse import Json
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Missing, Unsupported
 
@@ -74,15 +76,11 @@ SNAPSHOTS_MAX = 1000
 """Snapshots in an incremental scan."""
 PLAN_S = 20.0
 
-Json = dict[str, Any]
-
-
 _CONTENTS = {
     DataFileContent.DATA: "data",
     DataFileContent.POSITION_DELETES: "position-deletes",
     DataFileContent.EQUALITY_DELETES: "equality-deletes",
 }
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
 _Skipped = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _FieldNames = Annotated[list[Annotated[str, msgspec.Meta(max_length=1 << 16)]], msgspec.Meta(max_length=FIELDS_MAX)]
@@ -91,13 +89,13 @@ _FieldNames = Annotated[list[Annotated[str, msgspec.Meta(max_length=1 << 16)]], 
 class _AskedFields(msgspec.Struct, rename="kebab", kw_only=True):
     """What a client asks for. `select` and `min_rows_requested` change no answer here."""
 
-    snapshot_id: _Long | None = None
+    snapshot_id: Long | None = None
     filter: Any = None
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
     stats_fields: _FieldNames | None = None
-    start_snapshot_id: _Long | None = None
-    end_snapshot_id: _Long | None = None
+    start_snapshot_id: Long | None = None
+    end_snapshot_id: Long | None = None
 
 
 class _TaskFields(_AskedFields, kw_only=True):
@@ -203,7 +201,8 @@ class _PlanReader:
             self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
             self._is_wanted = self._planner._build_metrics_evaluator()
         except UNREADABLE as error:
-            raise Invalid(f"the scan is not valid: {_line(error)}") from None
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise Invalid(f"the scan is not valid: {reason}") from None
 
     @property
     def is_incremental(self) -> bool:
@@ -442,7 +441,3 @@ def _for_pyiceberg(node: Any, schema: Schema, case_sensitive: bool) -> Any:
 
 def _hex(value: bytes) -> str:
     return value.hex().upper()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

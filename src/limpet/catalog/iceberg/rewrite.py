@@ -31,20 +31,14 @@ from pyiceberg.table import FileScanTask, WriteTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimestamptzNanoType
 
-from limpet.catalog.iceberg.avro import (
-    AvroBudget,
-    entries_in,
-    field_of,
-    manifest_writer,
-    manifests_in,
-    readable,
-)
+from limpet.catalog.iceberg.avro import AvroBudget, entries_in, field_of, manifest_writer, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.files import Stamp, new_snapshot, summary_of
+from limpet.catalog.iceberg.metadata import MAIN
 from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, Output, table_of
 from limpet.catalog.iceberg.scan import numbered
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
-from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
+from limpet.catalog.maintain.decide import RewriteCandidate
 from limpet.catalog.warehouse import Document
 from limpet.kernel.errors import Unsupported
 

@@ -55,7 +55,6 @@ class TableReader:
             raise self._corrupt(error) from None
 
     def _tasks(self) -> tuple[list[FileScanTask], list[tuple[DataFile, DataFile]]]:
-        """The data files with their position deletes, and those that have a deletion vector."""
         snapshot = self._table.current_snapshot()
         if snapshot is None:
             return [], []

@@ -214,7 +214,6 @@ def _check_identifier(id_: int, columns: Mapping[int, SchemaColumn]) -> None:
 
 
 def _walk(struct: Mapping[str, Any], path: str, in_struct: bool, depth: int) -> Iterator[tuple[SchemaColumn, Json]]:
-    """The fields of a struct and all below, each with its default values."""
     names: set[str] = set()
     for given in struct.get("fields") or ():
         field = converted(given, FieldJson, "the schema")
@@ -275,7 +274,6 @@ _DEFAULTS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _check_default(type_: Any, value: Any, what: str, depth: int) -> None:
-    """Check a default value.   Raises: Invalid."""
     kind = kind_of(type_)
     if kind in NO_DEFAULT:
         raise Invalid(f"{what} must be null: its type is {kind}")

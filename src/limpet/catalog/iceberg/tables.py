@@ -22,6 +22,7 @@ from limpet.catalog.iceberg.metadata import (
     AnyUuid,
     KeyJson,
     Long,
+    MetadataLogJson,
     PartitionStatisticsJson,
     RefJson,
     Short,
@@ -123,11 +124,6 @@ class _SnapshotLogJson(KebabFields):
     timestamp_ms: Long
 
 
-class _MetadataLogJson(KebabFields):
-    metadata_file: Short
-    timestamp_ms: Long
-
-
 class _TableJson(KebabFields):
     """The fields of a table of every version. A table of version 1 may lack the lists of schemas, specs and orders."""
 
@@ -149,7 +145,7 @@ class _TableJson(KebabFields):
     current_snapshot_id: Long | None = None
     snapshots: Annotated[list[SnapshotJson], msgspec.Meta(max_length=MANY)] | None = None
     snapshot_log: Annotated[list[_SnapshotLogJson], msgspec.Meta(max_length=MANY)] | None = None
-    metadata_log: Annotated[list[_MetadataLogJson], msgspec.Meta(max_length=MANY)] | None = None
+    metadata_log: Annotated[list[MetadataLogJson], msgspec.Meta(max_length=MANY)] | None = None
     refs: Annotated[dict[Short, RefJson], msgspec.Meta(max_length=MANY)] | None = None
     statistics: Annotated[list[StatisticsJson], msgspec.Meta(max_length=MANY)] | None = None
     partition_statistics: Annotated[list[PartitionStatisticsJson], msgspec.Meta(max_length=MANY)] | None = None
