@@ -88,7 +88,7 @@ class CatalogActors(Actors):
         """Constants with which, in most runs, a handful of commits makes snapshots, long chains and forgotten ids."""
         chance = world.chance
         settings: dict[tuple[ModuleType, str], Any] = {
-            (leader_module, "PATIENCE_S"): 2.0 if chance(74) < STORMS else 4 + 20 * chance(50),
+            (leader_module, "PUBLISH_S"): 2.0 if chance(74) < STORMS else 4 + 20 * chance(50),
             (leader_module, "LOOK_EVERY_S"): 2 + 8 * chance(51),
         }
         if chance(52) < 0.8:

@@ -29,9 +29,10 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StructType
 
 from limpet.catalog.iceberg.avro import Version, manifest_writer, write_manifest_list
-from limpet.catalog.iceberg.files import File, Output, Stamp
+from limpet.catalog.iceberg.files import File, Stamp
+from limpet.catalog.iceberg.metadata import MAIN
+from limpet.catalog.iceberg.models import Output
 from limpet.catalog.iceberg.rewrite import CurrentFiles
-from limpet.catalog.maintain.decide import MAIN
 from limpet.events.parquet import write_table
 
 _NONE: Mapping[int, Any] = {}

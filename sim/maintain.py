@@ -37,7 +37,6 @@ from limpet.catalog.iceberg.files import (
     Column,
     Contents,
     File,
-    Input,
     Stamp,
     TableFiles,
     commit_of,
@@ -45,6 +44,7 @@ from limpet.catalog.iceberg.files import (
     data_file,
     stage_request,
 )
+from limpet.catalog.iceberg.models import Input
 from limpet.catalog.iceberg.rewrite import CurrentFiles
 from limpet.catalog.maintain.decide import GC_PROPERTY
 from limpet.catalog.maintain.tables import Lead, LedCatalogWriter, TableMaintenance, TableWriter

@@ -21,7 +21,7 @@ from pyroaring import BitMap
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, manifests_in
 from limpet.catalog.iceberg.deletes import vector_positions
-from limpet.catalog.iceberg.files import Input, Output
+from limpet.catalog.iceberg.models import Input, Output
 from sim.deletes import sealed_vector as vector
 
 SYNC = b"s" * 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from limpet.catalog import CatalogState, Grant, commit, entries
@@ -48,8 +49,9 @@ def properties(**updates: str) -> dict[str, Any]:
 def test_every_decision_is_a_function_of_what_it_is_given() -> None:
     warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
     empty = CatalogState()
-    drafts = {name: entries.draft_table(warehouse, empty, WHERE, name, table(name)) for name in "tu"}
-    new_view = entries.create("v", warehouse, WHERE, "v", entries.draft_view(warehouse, empty, WHERE, "v", view("v")))
+    drafts = {name: entries.draft("t", warehouse, empty, WHERE, name, table(name)) for name in "tu"}
+    drafted_view = entries.draft("v", warehouse, empty, WHERE, "v", view("v"))
+    new_view = partial(entries.create, "v", warehouse, WHERE, "v", drafted_view)
     for draft in drafts.values():
         warehouse.keep(draft.entry.path, draft.document)
     first, second = (commit.prepare_commit(warehouse, CatalogState, WHERE, "t", properties(n=n)) for n in "12")
@@ -63,19 +65,19 @@ def test_every_decision_is_a_function_of_what_it_is_given() -> None:
     worked_u.work_out(both[1].needs(warehouse, drafts["u"].entry.path))
     sealed(warehouse)
 
-    state = after(empty, twice(entries.create_namespace(WHERE, {"x": "1"}), empty, {}))
-    state = after(state, twice(entries.update_namespace(WHERE, ["x"], {"y": "2"}), state, {}))
+    state = after(empty, twice(partial(entries.create_namespace, WHERE, {"x": "1"}), empty, {}))
+    state = after(state, twice(partial(entries.update_namespace, WHERE, ["x"], {"y": "2"}), state, {}))
     made: dict[str, Any] = {}
-    for decide in (*(entries.create("t", warehouse, WHERE, *each) for each in drafts.items()), new_view):
+    for decide in (*(partial(entries.create, "t", warehouse, WHERE, *each) for each in drafts.items()), new_view):
         grant = twice(decide, state, made)
         state = after(state, grant)
         assert isinstance(grant, Grant)
         made |= grant.made
-    second_wants = commit.commit_table(warehouse, second, worked_none)
+    second_wants = partial(commit.commit_table, warehouse, second, worked_none)
     for each in (
-        commit.commit_table(warehouse, first, worked_t),
+        partial(commit.commit_table, warehouse, first, worked_t),
         second_wants,
-        commit.commit_transaction(warehouse, both, worked_u),
+        partial(commit.commit_transaction, warehouse, both, worked_u),
     ):
         if each is second_wants:
             assert isinstance(twice(each, state, {}), NeedsMetadata), "what is not handed in is not looked for"
@@ -87,12 +89,12 @@ def test_every_decision_is_a_function_of_what_it_is_given() -> None:
     entry = find_entry(state, "t", WHERE, "t")
     assert entry is not None
     assert {"n": "2", "x": "y"}.items() <= made[entry.path].json()["properties"].items()
-    state = after(state, twice(entries.drop("t", WHERE, "t"), state, made))
-    state = after(state, twice(entries.undrop("t", WHERE, "t", entry), state, made))
-    state = after(state, twice(entries.rename("v", (WHERE, "v"), (WHERE, "w")), state, made))
-    purge = entries.drop("t", WHERE, "u", entries.CheckedPurge(warehouse))
+    state = after(state, twice(partial(entries.drop, "t", WHERE, "t", None), state, made))
+    state = after(state, twice(partial(entries.undrop, "t", WHERE, "t", entry), state, made))
+    state = after(state, twice(partial(entries.rename, "v", (WHERE, "v"), (WHERE, "w")), state, made))
+    purge = partial(entries.drop, "t", WHERE, "u", entries.CheckedPurge(warehouse))
     assert isinstance(twice(purge, state, {}), NeedsMetadata), "what is not handed in is not looked for"
     state = after(state, twice(purge, state, made))
     roots = [key[2:] for key in state.keys_under("p/")]
-    state = after(state, twice(entries.release_folders(roots), state, made))
+    state = after(state, twice(partial(entries.release_folders, roots), state, made))
     assert [*state.keys_under("p/")] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
@@ -17,7 +18,6 @@ from limpet.catalog.leader import Documents, Grant, add_batch
 from limpet.catalog.names import CommitFailed
 from limpet.catalog.records import ACTOR, Change, LedgerBatch, Row
 from limpet.catalog.state import CatalogState
-from limpet.catalog.warehouse import Warehouse
 from limpet.events import Event as Fact
 from limpet.events.fold import Executions, hand_over, read_batch
 from limpet.events.ledger import Publication
@@ -29,7 +29,7 @@ from limpet.kernel.errors import Corrupt, Invalid, LimpetError
 from limpet.kernel.keys import Key
 from limpet.kernel.runtime import system
 from limpet.kernel.store import DirectoryStore, MemoryStore
-from support.catalog import SCHEMA, append, catalog, catalog_on, metadata, table, version, view
+from support.catalog import SCHEMA, append, catalog, catalog_on, cold, metadata, stored_at, table, version, view
 
 __all__ = ["catalog"]
 
@@ -37,16 +37,6 @@ __all__ = ["catalog"]
 @pytest.fixture(autouse=True)
 def namespace(catalog: Catalog) -> None:
     catalog.create_namespace(["a"])
-
-
-def key_of(catalog: Catalog, loaded: LoadedTable) -> Key:
-    return Key("warehouse/" + str(loaded.metadata_location).removeprefix(f"{catalog.warehouse.url}/"))
-
-
-def cold(catalog: Catalog) -> Catalog:
-    """The same catalog after a restart."""
-    url = catalog.warehouse.url.removesuffix("/warehouse")
-    return Catalog(catalog.storage, Warehouse(catalog.warehouse.store, url, system()), catalog.leader)
 
 
 def added_schemas(count: int) -> list[dict[str, Any]]:
@@ -71,7 +61,7 @@ def test_a_metadata_file_that_was_rewritten_is_not_served(catalog: Catalog, kind
     else:
         made = catalog.create_view(["a"], view())
     catalog.create_table(["a"], table("sound"))
-    key, store = key_of(catalog, made), catalog.warehouse.store
+    key, store = stored_at(catalog, made), catalog.warehouse.store
     assert key.rpartition("/")[2].partition("-")[2] == f"{sha256(made.metadata).hexdigest()}.metadata.json"
     assert catalog.verify().broken is None
     assert catalog.verify().files == 2
@@ -93,14 +83,14 @@ def test_a_metadata_file_that_was_rewritten_is_not_served(catalog: Catalog, kind
 def test_a_dropped_table_comes_back_only_as_it_was(catalog: Catalog) -> None:
     made = catalog.create_table(["a"], table())
     catalog.drop_table(["a"], "t")
-    catalog.warehouse.store.put(key_of(catalog, made), made.metadata + b" ")
+    catalog.warehouse.store.put(stored_at(catalog, made), made.metadata + b" ")
     with pytest.raises(Corrupt, match="its digest differs"):
         cold(catalog).undrop(["a"], "t")
 
 
 def test_metadata_that_version_0_1_wrote_is_served_and_gets_a_digest_with_the_next_commit(catalog: Catalog) -> None:
     made = catalog.create_table(["a"], table())
-    old = f"{key_of(catalog, made).rpartition('/')[0]}/00000-3b0fe1f3-7d1c-4d07-8d34-1f5a3e7f1234.metadata.json"
+    old = f"{stored_at(catalog, made).rpartition('/')[0]}/00000-3b0fe1f3-7d1c-4d07-8d34-1f5a3e7f1234.metadata.json"
     catalog.warehouse.store.put(Key(old), made.metadata)
     root = metadata(made)["location"].removeprefix(f"{catalog.warehouse.url}/")
 
@@ -124,7 +114,7 @@ def test_metadata_with_a_name_twice_is_neither_registered_nor_read(catalog: Cata
     catalog.drop_table(["a"], "t")
     twice = made.metadata.replace(b"{", b'{"location":"s3://elsewhere/x",', 1)
     inner = made.metadata.replace(b'"properties":{', b'"properties":{"x":"1","x":"2",', 1)
-    folder = key_of(catalog, made).rpartition("/")[0]
+    folder = stored_at(catalog, made).rpartition("/")[0]
     for data in (twice, inner):
         for name in ("00007-x", f"00007-{sha256(data).hexdigest()}"):
             catalog.warehouse.store.put(Key(f"{folder}/{name}.metadata.json"), data)
@@ -140,7 +130,7 @@ def test_metadata_with_a_name_twice_is_neither_registered_nor_read(catalog: Cata
 def test_a_registered_table_does_not_follow_the_file_that_it_was_made_of(catalog: Catalog) -> None:
     made = catalog.create_table(["a"], table())
     catalog.drop_table(["a"], "t")
-    folder = key_of(catalog, made).rpartition("/")[0]
+    folder = stored_at(catalog, made).rpartition("/")[0]
     theirs = Key(f"{folder}/v1.metadata.json")
     url = f"{catalog.warehouse.url}/{str(theirs).removeprefix('warehouse/')}"
     catalog.warehouse.store.put(theirs, records.encode({**metadata(made), "unknown-field": "s3://elsewhere"}))
@@ -258,11 +248,12 @@ def test_what_a_commit_requires_is_checked_on_the_table_as_it_is_when_it_is_publ
         "updates": [*added_schemas(1), {"action": "set-current-schema", "schema-id": -1}],
     }
     prepared = commit.prepare_commit(catalog.warehouse, catalog._known_or_read, ("a",), "t", request)
-    ahead = catalog._worked_out((prepared,))
+    ahead = commit.WorkedMetadata(catalog.warehouse)
+    catalog._work_ahead(ahead, prepared)
     first = metadata(catalog.commit_table(["a"], "t", request))
     assert first["current-schema-id"] != 0
     with pytest.raises(CommitFailed, match="current schema"):
-        catalog._commit(("late",), commit.commit_table(catalog.warehouse, prepared, ahead), ahead)
+        catalog._commit(("late",), partial(commit.commit_table, catalog.warehouse, prepared, ahead), ahead)
     assert metadata(catalog.load_table(["a"], "t")) == first
 
 

@@ -193,7 +193,7 @@ def test_a_damaged_record_of_the_newest_commit_is_named(storage: CatalogStorage)
 def test_a_compactor_that_was_told_nothing_published_nothing(
     storage: CatalogStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("limpet.catalog.leader.PATIENCE_S", 0.05)
+    monkeypatch.setattr("limpet.catalog.leader.PUBLISH_S", 0.05)
     compactor, away = Compactor(storage), list[LimpetError]()
 
     def publish(paths: Sequence[str], token: int) -> Publication:

@@ -11,7 +11,7 @@ from limpet.catalog.names import CommitFailed, NoSuchTable
 from limpet.catalog.warehouse import Warehouse
 from limpet.kernel.errors import Invalid
 from limpet.kernel.runtime import system
-from support.catalog import append, catalog, metadata, table
+from support.catalog import append, catalog, metadata, staged, table
 
 __all__ = ["catalog"]
 
@@ -28,18 +28,7 @@ def change(name: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def creation(catalog: Catalog, name: str, **fields: Any) -> dict[str, Any]:
-    base = metadata(catalog.create_table(["a"], {**table(name, **fields), "stage-create": True}))
-    updates = [
-        {"action": "assign-uuid", "uuid": base["table-uuid"]},
-        {"action": "upgrade-format-version", "format-version": 2},
-        {"action": "add-schema", "schema": base["schemas"][0]},
-        {"action": "set-current-schema", "schema-id": -1},
-        {"action": "add-spec", "spec": base["partition-specs"][0]},
-        {"action": "set-default-spec", "spec-id": -1},
-        {"action": "add-sort-order", "sort-order": base["sort-orders"][0]},
-        {"action": "set-default-sort-order", "sort-order-id": -1},
-        {"action": "set-location", "location": base["location"]},
-    ]
+    updates = staged(catalog.create_table(["a"], {**table(name, **fields), "stage-create": True}))
     return change(name, {"requirements": [{"type": "assert-create"}], "updates": updates})
 
 

@@ -212,17 +212,6 @@ def test_metadata_is_kept_in_memory_up_to_a_limit() -> None:
     assert [name for name in "abcde" if warehouse.cached(name)] == ["a", "c", "d", "e"], "the one used longest ago goes"
 
 
-def test_models_are_not_kept_in_memory() -> None:
-    warehouse = Warehouse(MemoryStore(system()), "s3://bucket", system())
-    document = Document(b"{}", {}, model=object())
-    document.table = {}
-    warehouse.keep("a", document)
-    kept = warehouse.cached("a")
-    assert kept is not None
-    assert (kept.model, kept.table, kept.json()) == (None, {}, {})
-    assert document.model is not None, "whoever has it at hand goes on with it"
-
-
 def test_properties_are_text(catalog: Catalog) -> None:
     catalog.create_namespace(["a"], {"x": True, "y": 7})  # type: ignore[dict-item]  # as JSON brings them
     assert catalog.namespace(["a"]) == {"x": "true", "y": "7"}

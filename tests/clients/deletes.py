@@ -8,18 +8,14 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, StringType
 
 from limpet.catalog.iceberg.avro import AvroBudget, manifests_in, write_manifest_list
-from limpet.catalog.iceberg.files import Output
+from limpet.catalog.iceberg.models import Output
 from limpet.service.client import ServiceWriter
 from sim import deletes
 from sim.deletes import NO_METRICS, deletes_manifest

@@ -53,8 +53,7 @@ SCHEMA = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "city", StringType()), NestedField(3, "day", DateType())
 )
 SPEC = PartitionSpec(
-    PartitionField(2, 1000, IdentityTransform(), "city"),
-    PartitionField(3, 1001, IdentityTransform(), "day"),
+    PartitionField(2, 1000, IdentityTransform(), "city"), PartitionField(3, 1001, IdentityTransform(), "day")
 )
 CITIES = ("Oslo", "Bergen", "Bodø")
 FILTERS = ("city == 'Oslo'", "id > 20", "city in ('Bergen', 'Bodø') and id < 5", "day == '2024-01-02'", "id is null")

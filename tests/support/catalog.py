@@ -35,8 +35,11 @@ __all__ = [
     "append",
     "catalog",
     "catalog_on",
+    "cold",
     "metadata",
     "snapshot",
+    "staged",
+    "stored_at",
     "table",
     "version",
     "view",
@@ -132,6 +135,34 @@ def snapshot(loaded: LoadedTable, id_: int, **fields: Any) -> dict[str, Any]:
         "schema-id": 0,
         **fields,
     }
+
+
+def staged(loaded: LoadedTable, **fields: Any) -> list[dict[str, Any]]:
+    """The updates by which PyIceberg creates a table that was staged; `fields` replace those of its metadata."""
+    base = {**metadata(loaded), **fields}
+    return [
+        {"action": "assign-uuid", "uuid": base["table-uuid"]},
+        {"action": "upgrade-format-version", "format-version": base["format-version"]},
+        {"action": "add-schema", "schema": base["schemas"][0], "last-column-id": base["last-column-id"]},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": base["partition-specs"][0]},
+        {"action": "set-default-spec", "spec-id": -1},
+        {"action": "add-sort-order", "sort-order": base["sort-orders"][0]},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+        {"action": "set-location", "location": base["location"]},
+        {"action": "set-properties", "updates": base["properties"]},
+    ]
+
+
+def cold(catalog: Catalog) -> Catalog:
+    """The same catalog, with nothing in memory."""
+    warehouse = Warehouse(catalog.warehouse.store, catalog.warehouse.url.removesuffix("/warehouse"), system())
+    return Catalog(catalog.storage, warehouse, catalog.leader)
+
+
+def stored_at(catalog: Catalog, loaded: LoadedTable) -> Key:
+    """The key of the metadata of a table or view."""
+    return Key("warehouse/" + str(loaded.metadata_location).removeprefix(f"{catalog.warehouse.url}/"))
 
 
 def append(loaded: LoadedTable, id_: int, **fields: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, TypedDict, Unpack
 
@@ -144,13 +145,15 @@ class Catalog:
         """Create it in an existing parent; returns its properties.   Raises: AlreadyExists; NoSuchNamespace."""
         levels = check_namespace(namespace)
         checked = entries.check_namespace_properties(self.warehouse, properties or {})
-        self._commit(("create namespace", levels, checked), entries.create_namespace(levels, checked), **sender)
+        self._commit(
+            ("create namespace", levels, checked), partial(entries.create_namespace, levels, checked), **sender
+        )
         return checked
 
     def drop_namespace(self, namespace: Sequence[str], **sender: Unpack[Sender]) -> None:
         """Drop it, if it is empty.   Raises: NoSuchNamespace; NamespaceNotEmpty."""
         levels = check_namespace(namespace)
-        self._commit(("drop namespace", levels), entries.drop_namespace(levels), **sender)
+        self._commit(("drop namespace", levels), partial(entries.drop_namespace, levels), **sender)
 
     def update_properties(
         self, namespace: Sequence[str], removals: object = (), updates: object = None, **sender: Unpack[Sender]
@@ -166,8 +169,8 @@ class Catalog:
         checked = entries.check_namespace_properties(self.warehouse, updates or {})
         if both := [name for name in gone if name in checked]:
             raise Invalid(f"the property {both[0]!r} is both set and removed")
-        request = ("set properties", levels, gone, checked)
-        result: dict[str, list[str]] = self._commit(request, entries.update_namespace(levels, gone, checked), **sender)
+        decide = partial(entries.update_namespace, levels, gone, checked)
+        result: dict[str, list[str]] = self._commit(("set properties", levels, gone, checked), decide, **sender)
         return result
 
     # ---- tables ----
@@ -258,15 +261,11 @@ class Catalog:
         where, name = _identifier(namespace, request.get("name"))
         if request.get("stage-create"):
             state = self._state()
-            new = entries.draft_table(self.warehouse, state, where, name, request)
+            new = entries.draft("t", self.warehouse, state, where, name, request)
             check_free(state, where, name)
             self.warehouse.make_folder(new.entry.root)
             return LoadedTable(None, new.document.data, {}, "")
-        new = entries.draft_table(self.warehouse, self._known_or_read(), where, name, request)
-        path = self._commit(
-            ("create table", where, request), entries.create("t", self.warehouse, where, name, new), **sender
-        )
-        return self._published(path)
+        return self._create("t", where, name, request, **sender)
 
     def register_table(
         self,
@@ -286,8 +285,8 @@ class Catalog:
         request = ("register table", where, name, metadata_location, overwrite)
         if (answered := self._answered(request, **sender)) is not None:
             return self._published(answered)
-        new = entries.draft_registered(self.warehouse, metadata_location)
-        decide = entries.register_table(self.warehouse, where, name, new, overwrite=overwrite)
+        new = entries.draft_registered("t", self.warehouse, metadata_location)
+        decide = partial(entries.register_table, self.warehouse, where, name, new, overwrite)
         return self._published(self._commit(request, decide, **sender))
 
     def commit_table(
@@ -299,15 +298,18 @@ class Catalog:
         """
         where, name = _identifier(namespace, name)
         prepared = commit.prepare_commit(self.warehouse, self._known_or_read, where, name, request)
-        worked = self._worked_out((prepared,))
-        decide = commit.commit_table(self.warehouse, prepared, worked)
+        worked = WorkedMetadata(self.warehouse)
+        self._work_ahead(worked, prepared)
+        decide = partial(commit.commit_table, self.warehouse, prepared, worked)
         return self._published(self._commit(("commit", where, name, request), decide, worked, **sender))
 
     def commit_transaction(self, changes: object, **sender: Unpack[Sender]) -> None:
         """Change several tables, or create staged ones: all or none.   Raises and cost: as `commit_table`."""
         prepared = commit.prepare_transaction(self.warehouse, self._known_or_read, changes)
-        worked = self._worked_out(prepared)
-        decide = commit.commit_transaction(self.warehouse, prepared, worked)
+        worked = WorkedMetadata(self.warehouse)
+        for change in prepared:
+            self._work_ahead(worked, change)
+        decide = partial(commit.commit_transaction, self.warehouse, prepared, worked)
         self._commit(("transaction", changes), decide, worked, **sender)
 
     def drop_table(self, namespace: Sequence[str], name: str, *, purge: bool = False, **sender: Unpack[Sender]) -> None:
@@ -319,8 +321,10 @@ class Catalog:
         Crash: dropped or not; remaining files are recorded, and `finish_purges` deletes them.
         """
         where, name = _identifier(namespace, name)
-        checked = self._worked_out_purge(where, name) if purge else None
-        decide = entries.drop("t", where, name, checked)
+        checked = entries.CheckedPurge(self.warehouse) if purge else None
+        if checked is not None and (table := self._latest("t", where, name)) is not None:
+            checked.work_out(entries.purge_needs(table.path, name))
+        decide = partial(entries.drop, "t", where, name, checked)
         dropped = self._commit(("drop table", where, name, purge), decide, checked, **sender)
         if purge:
             with suppress(LimpetError):  # the state records the folders: they cannot be used until they are empty
@@ -332,7 +336,8 @@ class Catalog:
         Every earlier commit is in it, and later ones fail.   Raises: NoSuchTable.   Cost: a batch, and as `load_table`.
         """
         where, name = _identifier(namespace, name)
-        dropped = self._commit(("unregister table", where, name), entries.drop("t", where, name), **sender)
+        decide = partial(entries.drop, "t", where, name, None)
+        dropped = self._commit(("unregister table", where, name), decide, **sender)
         return self._published(Entry.of(dropped).path)
 
     def finish_purges(self) -> int:
@@ -371,7 +376,7 @@ class Catalog:
             self.warehouse.fetch(entry.path)  # compares the digest
         except Missing:  # another table has used the folder since, and was purged
             raise Missing(f"the files of {name!r} are gone", hint="a purged table cannot be restored") from None
-        return self._published(self._commit(request, entries.undrop(kind, where, name, entry), **sender))
+        return self._published(self._commit(request, partial(entries.undrop, kind, where, name, entry), **sender))
 
     # ---- views ----
 
@@ -392,11 +397,7 @@ class Catalog:
     ) -> LoadedTable:
         """Create a view.   Raises: NoSuchNamespace; AlreadyExists.   Cost: beside the batch, 1 PUT."""
         where, name = _identifier(namespace, request.get("name"))
-        new = entries.draft_view(self.warehouse, self._known_or_read(), where, name, request)
-        path = self._commit(
-            ("create view", where, request), entries.create("v", self.warehouse, where, name, new), **sender
-        )
-        return self._published(path)
+        return self._create("v", where, name, request, **sender)
 
     def register_view(
         self, namespace: Sequence[str], name: str, metadata_location: str, **sender: Unpack[Sender]
@@ -410,8 +411,9 @@ class Catalog:
         request = ("register view", where, name, metadata_location)
         if (answered := self._answered(request, **sender)) is not None:
             return self._published(answered)
-        new = entries.draft_registered_view(self.warehouse, metadata_location)
-        return self._published(self._commit(request, entries.create("v", self.warehouse, where, name, new), **sender))
+        new = entries.draft_registered("v", self.warehouse, metadata_location)
+        decide = partial(entries.create, "v", self.warehouse, where, name, new)
+        return self._published(self._commit(request, decide, **sender))
 
     def replace_view(
         self, namespace: Sequence[str], name: str, request: Mapping[str, Any], **sender: Unpack[Sender]
@@ -419,17 +421,16 @@ class Catalog:
         """Change a view.   Raises: NoSuchView; CommitFailed.   Cost: as `commit_table`."""
         where, name = _identifier(namespace, name)
         wanted = entries.prepare_view(self.warehouse, request)
-        worked, state = WorkedMetadata(self.warehouse), self._known()
-        old = find_entry(state, "v", where, name) if state is not None else None
-        if old is not None:
+        worked = WorkedMetadata(self.warehouse)
+        if (old := self._latest("v", where, name)) is not None:
             worked.work_out(wanted.needs(old.path))
-        decide = entries.replace_view(self.warehouse, where, name, wanted, worked)
+        decide = partial(entries.replace_view, self.warehouse, where, name, wanted, worked)
         return self._published(self._commit(("replace view", where, name, request), decide, worked, **sender))
 
     def drop_view(self, namespace: Sequence[str], name: str, **sender: Unpack[Sender]) -> None:
         """Drop a view.   Raises: NoSuchView; NoSuchNamespace."""
         where, name = _identifier(namespace, name)
-        self._commit(("drop view", where, name), entries.drop("v", where, name), **sender)
+        self._commit(("drop view", where, name), partial(entries.drop, "v", where, name, None), **sender)
 
     def rename_view(
         self, source: tuple[Sequence[str], str], target: tuple[Sequence[str], str], **sender: Unpack[Sender]
@@ -593,7 +594,6 @@ class Catalog:
         return answer.result if answer is not None else None
 
     def _known(self) -> CatalogState | None:
-        """The newest state in memory, if this process leads."""
         return self.leader.known if self.leader else None
 
     def _scoped(self, id_: str | None, request: Sequence[Any]) -> str:
@@ -609,22 +609,22 @@ class Catalog:
         state = self._known()
         return state if state is not None else self._state()
 
-    def _worked_out(self, prepared: Sequence[PreparedCommit]) -> WorkedMetadata:
-        """The metadata after commits, computed from the latest known metadata, before the leader is asked."""
-        worked, state = WorkedMetadata(self.warehouse), self._known()
-        for each in prepared:
-            old = find_entry(state, "t", each.namespace, each.name) if state and each.created is None else None
-            if old is not None:
-                worked.work_out(each.needs(self.warehouse, old.path))
-        return worked
+    def _latest(self, kind: Content, namespace: Namespace, name: str) -> Entry | None:
+        state = self._known()
+        return find_entry(state, kind, namespace, name) if state is not None else None
 
-    def _worked_out_purge(self, namespace: Namespace, name: str) -> entries.CheckedPurge:
-        """Whether the latest known metadata allows a purge, read before the leader is asked."""
-        checked, state = entries.CheckedPurge(self.warehouse), self._known()
-        table = find_entry(state, "t", namespace, name) if state is not None else None
-        if table is not None:
-            checked.work_out(entries.purge_needs(table.path, name))
-        return checked
+    def _work_ahead(self, worked: WorkedMetadata, prepared: PreparedCommit) -> None:
+        """Compute the metadata after a commit from the latest known metadata, before the leader is asked."""
+        if prepared.created is None and (old := self._latest("t", prepared.namespace, prepared.name)) is not None:
+            worked.work_out(prepared.needs(self.warehouse, old.path))
+
+    def _create(
+        self, kind: Content, where: Namespace, name: str, request: Mapping[str, Any], **sender: Unpack[Sender]
+    ) -> LoadedTable:
+        new = entries.draft(kind, self.warehouse, self._known_or_read(), where, name, request)
+        what = "create table" if kind == "t" else "create view"
+        decide = partial(entries.create, kind, self.warehouse, where, name, new)
+        return self._published(self._commit((what, where, request), decide, **sender))
 
     def _rename(
         self,
@@ -634,7 +634,7 @@ class Catalog:
         **sender: Unpack[Sender],
     ) -> None:
         old, new = _identifier(*source), _identifier(*target)
-        self._commit(("rename", kind, old, new), entries.rename(kind, old, new), **sender)
+        self._commit(("rename", kind, old, new), partial(entries.rename, kind, old, new), **sender)
 
     def _purge(self, roots: Sequence[str]) -> None:
         """Empty the folders of purged tables, then release them.
@@ -644,7 +644,7 @@ class Catalog:
         """
         emptied = [root for root in roots if self._emptied(root)]
         if emptied:
-            self._commit(("purged",), entries.release_folders(emptied))
+            self._commit(("purged",), partial(entries.release_folders, emptied))
 
     def _emptied(self, root: str) -> bool:
         """Empty a folder. One into which a client still writes stays recorded; `finish_purges` tries it again."""

@@ -31,7 +31,7 @@ from limpet.catalog.iceberg.commits import (
 )
 from limpet.catalog.iceberg.tables import DEFAULT_VERSION, document_of, whole
 from limpet.catalog.iceberg.updates import RemoveRef, RemoveSnapshots, UpgradeVersion
-from limpet.catalog.leader import Decide, Documents, Grant, NeedsMetadata
+from limpet.catalog.leader import Documents, Grant, NeedsMetadata
 from limpet.catalog.maintain.decide import GC_PROPERTY, owns_files
 from limpet.catalog.names import (
     CommitFailed,
@@ -50,7 +50,7 @@ from limpet.catalog.names import (
     shown,
 )
 from limpet.catalog.records import CREATE, Change
-from limpet.catalog.state import CatalogState
+from limpet.catalog.state import LIVE, CatalogState
 from limpet.catalog.warehouse import Document, Json, Warehouse
 from limpet.kernel.errors import Invalid, LimpetError, Unavailable
 
@@ -237,19 +237,6 @@ class PreparedCommit:
         return {path: lambda document: apply(document, self.commit, location, self.now_ms)}
 
 
-@dataclass(frozen=True, slots=True)
-class _TableChange:
-    """The changes of a commit to the state, and its metadata file, by path.
-
-    `path`: the table's metadata after it; `reserved`: the folders that it reserves for the table.
-    """
-
-    changes: tuple[Change, ...]
-    made: Mapping[str, Document]
-    path: str
-    reserved: tuple[str, ...] = ()
-
-
 def prepare_commit(
     warehouse: Warehouse, known: Callable[[], CatalogState], namespace: Namespace, name: str, request: Mapping[str, Any]
 ) -> PreparedCommit:
@@ -275,7 +262,6 @@ def prepare_commit(
 
 
 def _new_metadata(commit: TableCommit, warehouse: Warehouse, root: str) -> Document:
-    """The metadata of a table that a commit creates.   Raises: Invalid; CommitFailed."""
     for requirement in commit.requirements:
         if requirement["type"] != "assert-create":
             raise CommitFailed("Requirement failed: the table does not exist")
@@ -310,41 +296,53 @@ def prepare_transaction(
     return tuple(prepare_commit(warehouse, known, *name, change) for name, change in named.items())
 
 
-def commit_table(warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata) -> Decide:
-    """Change a table, or create a staged one."""
+def commit_table(
+    warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata, state: CatalogState, made: Documents
+) -> Grant | NeedsMetadata:
+    """Change a table, or create a staged one. The result is the path of its metadata.
 
-    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
-        done = _changed(state, made, warehouse, prepared, worked)
-        if isinstance(done, NeedsMetadata):
-            return done
-        what = CREATE if prepared.commit.creates else "commit"
-        return with_files(warehouse, what, done.changes, done.path, done.made)
+    Raises: NoSuchTable; NoSuchNamespace; CommitFailed; Invalid.
+    """
+    if prepared.created is not None:
+        return _created(state, warehouse, prepared, prepared.created)
+    old = entry_in(state, "t", prepared.namespace, prepared.name)
+    new = _after(made.get(old.path), warehouse, prepared, worked, old.path)
+    if isinstance(new, NeedsMetadata):
+        return new
+    if new is None:
+        return Grant("commit", (), old.path)
+    entry = moved(warehouse, old, new, prepared.root, prepared.places)
+    change = Change(key_of("t", prepared.namespace, prepared.name), entry.value())
+    reserved = reserve(state, entry.roots(), old.roots()) if entry.roots() != old.roots() else ()
+    return with_files(warehouse, "commit", (change, *reserved), entry.path, {entry.path: new})
 
-    return decide
 
-
-def commit_transaction(warehouse: Warehouse, prepared: Sequence[PreparedCommit], worked: WorkedMetadata) -> Decide:
+def commit_transaction(
+    warehouse: Warehouse,
+    prepared: Sequence[PreparedCommit],
+    worked: WorkedMetadata,
+    state: CatalogState,
+    made: Documents,
+) -> Grant | NeedsMetadata:
     """Change several tables, or create staged ones: all or none."""
-
-    def decide(state: CatalogState, made: Documents) -> Grant | NeedsMetadata:
-        done: list[_TableChange] = []
-        needs: dict[str, Callable[[Any], Any]] = {}
-        for each in prepared:
-            found = _changed(state, made, warehouse, each, worked)
-            if isinstance(found, NeedsMetadata):
-                needs |= found.needs
-            else:
-                done.append(found)
-        if needs:
-            return NeedsMetadata(needs)
-        clash = overlapping([each.reserved for each in done])
-        if clash is not None:
-            raise Invalid(f"the locations {clash[0]!r} and {clash[1]!r} of the transaction overlap")
-        changes = tuple(change for each in done for change in each.changes)
-        files = {path: document for each in done for path, document in each.made.items()}
-        return with_files(warehouse, "transaction", changes, None, files)
-
-    return decide
+    grants: list[Grant] = []
+    needs: dict[str, Callable[[Any], Any]] = {}
+    for commit in prepared:
+        answer = commit_table(warehouse, commit, worked, state, made)
+        if isinstance(answer, NeedsMetadata):
+            needs |= answer.needs
+        else:
+            grants.append(answer)
+    if needs:
+        return NeedsMetadata(needs)
+    reserved = [[change.key[2:] for change in grant.changes if change.key.startswith(f"{LIVE}/")] for grant in grants]
+    clash = overlapping(reserved)
+    if clash is not None:
+        raise Invalid(f"the locations {clash[0]!r} and {clash[1]!r} of the transaction overlap")
+    changes = tuple(change for grant in grants for change in grant.changes)
+    return with_files(
+        warehouse, "transaction", changes, None, {path: new for each in grants for path, new in each.made.items()}
+    )
 
 
 def with_files(
@@ -353,27 +351,6 @@ def with_files(
     """A grant with its metadata files."""
     writes = [warehouse.put_of(path, document) for path, document in made.items()]
     return Grant(what, changes, result, tuple(writes), made)
-
-
-def _changed(
-    state: CatalogState, made: Documents, warehouse: Warehouse, prepared: PreparedCommit, worked: WorkedMetadata
-) -> _TableChange | NeedsMetadata:
-    """The changes of a commit to the state.   Raises: NoSuchTable; NoSuchNamespace; CommitFailed; Invalid."""
-    if prepared.created is not None:
-        return _created(state, warehouse, prepared, prepared.created)
-    old = entry_in(state, "t", prepared.namespace, prepared.name)
-    new = _after(made.get(old.path), warehouse, prepared, worked, old.path)
-    if isinstance(new, NeedsMetadata):
-        return new
-    if new is None:
-        return _TableChange((), {}, old.path)
-    entry = moved(warehouse, old, new, prepared.root, prepared.places)
-    change = Change(key_of("t", prepared.namespace, prepared.name), entry.value())
-    before, after = old.roots(), entry.roots()
-    if before == after:
-        return _TableChange((change,), {entry.path: new}, entry.path)
-    added = tuple(root for root in after if root not in before)
-    return _TableChange((change, *reserve(state, after, before)), {entry.path: new}, entry.path, added)
 
 
 def _after(
@@ -397,7 +374,7 @@ def _after(
 
 def _created(
     state: CatalogState, warehouse: Warehouse, prepared: PreparedCommit, document: Document | LimpetError
-) -> _TableChange:
+) -> Grant:
     if find_entry(state, "t", prepared.namespace, prepared.name) is not None:
         raise CommitFailed(f"Requirement failed: table already exists: {shown(prepared.namespace, prepared.name)}")
     check_free(state, prepared.namespace, prepared.name, "t")
@@ -407,11 +384,8 @@ def _created(
     root = prepared.root
     path = warehouse.new_file(_metadata_folder(warehouse, document, root), None, document)
     entry = Entry(root, path, outside(root, prepared.places.values()))
-    changes = (
-        Change(key_of("t", prepared.namespace, prepared.name), entry.value()),
-        *reserve(state, entry.roots()),
-    )
-    return _TableChange(changes, {path: document}, path, entry.roots())
+    change = Change(key_of("t", prepared.namespace, prepared.name), entry.value())
+    return with_files(warehouse, CREATE, (change, *reserve(state, entry.roots())), path, {path: document})
 
 
 # ---- folders ----

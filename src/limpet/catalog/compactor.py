@@ -16,8 +16,6 @@ from limpet.catalog.heads import (
     APPLIED_MAX,
     TAIL_BYTES_MAX,
     Go,
-    NoHead,
-    PartlyPublished,
     Publish,
     RefusedBatch,
     applied_in,
@@ -32,7 +30,7 @@ from limpet.catalog.history import find_commit
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
 from limpet.catalog.state import CatalogState, time_text
 from limpet.catalog.storage import CatalogStorage, LoadedState, load
-from limpet.events.ledger import OBJECT_BYTES_MAX, Publication
+from limpet.events.ledger import OBJECT_BYTES_MAX, Publication, check_paths
 from limpet.kernel import records
 from limpet.kernel.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -95,7 +93,7 @@ class Compactor:
         `record` before, 1 PUT more; when a snapshot is due, 2 PUTs, and 1 GET of the last one unless it is in memory.
         Crash: published or not; at worst an unused snapshot remains, which GC removes.
         """
-        self._check(paths)
+        check_paths(paths, self._storage.keys, APPLIED_MAX)
         seen = self._seen
         if seen is not None:
             try:
@@ -142,7 +140,6 @@ class Compactor:
         return ready
 
     def _forgetful(self, seen: Versioned[CatalogHead]) -> LoadedState:
-        """The state of a head without expired answers.   Raises: Missing; Corrupt."""
         known = self._base or self._storage.recent.loaded
         return LoadedState(seen, load(self._storage, seen, known).state.forgetting(seen.value.at))
 
@@ -155,21 +152,12 @@ class Compactor:
                 self._add_commit(head.links[0], commit)
                 self._recorded = head.links[0].id
 
-    def _check(self, paths: Sequence[str]) -> None:
-        if not paths or len({*paths}) != len(paths) or len(paths) > APPLIED_MAX:
-            raise Invalid(f"give 1 to {APPLIED_MAX} paths, and none twice")
-        for path in paths:
-            if self._storage.keys.batch_id(path) is None:
-                raise Invalid(f"{path!r} is not a batch of this catalog")
-
     def _attempt(self, seen: Versioned[CatalogHead] | None, paths: Sequence[str], token: int) -> Publication | None:
         """One attempt on one head; None: the head has changed, read it again."""
         head = seen.value if seen else None
         done = applied_in(head, paths)
-        if isinstance(done, Publication):
+        if done is not None:
             return done
-        if isinstance(done, PartlyPublished):
-            raise Invalid("some of the paths were published before, and others not")
         if head is None or head.token < token:
             self._check_lock(token)  # a token in the head has led; a new one must hold the lock
         batches = self._batches(paths)
@@ -179,8 +167,6 @@ class Compactor:
                 if published is None:
                     raise PublicationRefused(refused)
                 return published
-            case NoHead():
-                raise PublicationRefused(RefusedBatch(False, "there is no catalog here yet"))
             case Go(rows):
                 if head is not None:
                     self._record(head)
@@ -315,7 +301,6 @@ class Compactor:
             raise
 
     def _add_snapshot(self, id_: str, state: CatalogState, version: int) -> SnapshotRef:
-        """Write a snapshot under a new name.   Raises: OutcomeUnknown.   Cost: 1 PUT."""
         storage, data = self._storage, self._storage.codec.to_bytes(state)
         put_bytes(storage.store, storage.runtime, storage.keys.snapshot(id_), data, Absent())
         return SnapshotRef(id_, digest_of(data), version, len(data))

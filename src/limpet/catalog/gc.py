@@ -293,7 +293,6 @@ class _Classifier:
         return [path for path, batch in known.items() if commit is not None and was_met(batch, commit)]
 
     def _read(self, head: CatalogHead) -> None:
-        """Read the remaining batches; classify those that are unreadable or still open."""
         for path in [*self._waiting]:
             try:
                 self._batches[path] = self._storage.recent.batches.get(path) or self._storage.batch(path)

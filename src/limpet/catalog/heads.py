@@ -42,36 +42,29 @@ class Go:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoHead:
-    """There is no head: only an epoch may create the first one."""
+def applied_in(head: CatalogHead | None, paths: Sequence[str]) -> Publication | None:
+    """How these batches were published, as far as the head remembers; None if it remembers none of them.
 
-
-@dataclass(frozen=True, slots=True)
-class PartlyPublished:
-    """Some of the paths were published and others not: no leader sends such a request."""
-
-
-def applied_in(head: CatalogHead | None, paths: Sequence[str]) -> Publication | PartlyPublished | None:
-    """How these batches were published, as far as the head remembers; None if it remembers none of them."""
+    Raises: Invalid if some were published and others not: no leader sends such a request.
+    """
     known = {applied.path: applied for applied in (head.applied if head else ())}
     found = [known[path] for path in paths if path in known]
     if not found:
         return None
     if len(found) < len(paths) or len({each.version for each in found}) > 1:
-        return PartlyPublished()
+        raise Invalid("some of the paths were published before, and others not")
     return Publication(found[0].version, found[0].commit)
 
 
-def classify(head: CatalogHead | None, batches: Sequence[LedgerBatch], token: int) -> Go | RefusedBatch | NoHead:
-    """Whether batches that the head does not remember may be published on it."""
+def classify(head: CatalogHead | None, batches: Sequence[LedgerBatch], token: int) -> Go | RefusedBatch:
+    """Whether batches that the head does not remember may be published on it. Only an epoch makes the first head."""
     base_versions = {batch.base_version for batch in batches}
     epoch = None in base_versions
     for batch in batches:
         if batch.token != token:
             return RefusedBatch(True, f"the batch was written with token {batch.token}, not {token}")
     if head is None:
-        return Go(_rows(batches)) if epoch else NoHead()
+        return Go(_rows(batches)) if epoch else RefusedBatch(False, "there is no catalog here yet")
     if epoch:
         if token <= head.token:
             return RefusedBatch(True, f"token {token} is not above {head.token}, which has led already")

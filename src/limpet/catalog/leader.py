@@ -26,11 +26,12 @@ from limpet.kernel.lease import Lease, Lock, Renewer
 from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import attempts, ticks
 
 GROUP_MAX = 256
-PATIENCE_S = 30.0
-EPOCH_PATIENCE_S = 5.0
+PUBLISH_S = 30.0
+"""How long a batch is sent again; after that its outcome counts as unknown."""
+EPOCH_S = 5.0
 STALL_S = 120.0
 """The lease of a leader that has made no progress for this time is not renewed (F16)."""
 LOOK_EVERY_S = 2.0
@@ -47,17 +48,9 @@ WRITES_WIDER = 4
 OWN_MAX = 4
 
 BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    StopIteration,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError),
+    *(StopIteration, TypeError, ValueError),
 )
-
 
 Documents = Mapping[str, Any]
 """Metadata files by their paths."""
@@ -196,7 +189,7 @@ class Leader:
             self._wake.set()
             if len(self._waiting) >= self._expected:
                 self._enough.set()
-        while not pending.answered.wait(LOOK_EVERY_S):
+        for _ in ticks(pending.answered, LOOK_EVERY_S):
             pass
         if pending.error is not None:
             raise pending.error
@@ -281,7 +274,7 @@ class Leader:
             lease.rewrite(lambda record: msgspec.structs.replace(record, token=before.head.token + 1))
             raise NotLeader("the lock of the catalog was deleted; a process leads again when its record has expired")
         try:
-            self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_PATIENCE_S)
+            self._send(lease, self._add(lease, None, _Group(), last_id), EPOCH_S)
         except PublicationRefused as refusal:
             raise NotLeader(f"another process has led since: {refusal}") from None
         loaded = self._view.now()
@@ -297,7 +290,7 @@ class Leader:
     def _serve(self, term: _Term, waiting: Sequence[_Pending]) -> None:
         begun_s = self._runtime.elapsed_s()
         while True:
-            if self._runtime.elapsed_s() - begun_s > PATIENCE_S:
+            if self._runtime.elapsed_s() - begun_s > PUBLISH_S:
                 raise OutcomeUnknown("other batches were published before it again and again")
             group, state = self._validate(term, waiting)
             if not group.rows:
@@ -307,7 +300,7 @@ class Leader:
             since_s = self._runtime.elapsed_s()
             path = self._add(term.lease, term.version, group, term.last_id)
             try:
-                published = self._send(term.lease, path, PATIENCE_S)
+                published = self._send(term.lease, path, PUBLISH_S)
             except PublicationRefused as refusal:
                 self._after_refusal(term, refusal)
                 continue
@@ -320,24 +313,19 @@ class Leader:
             if self.group_published is not None:
                 self.group_published(len(group.rows))
             break
-        self._put_back(waiting[len(group.answers) :])
-        self._expect(len(group.answers))
+        self._expect(waiting[len(group.answers) :], len(group.answers))
         for pending, result, error in group.answers:
             if error is not None:
                 pending.fail(error)
             else:
                 pending.answer(result)
 
-    def _put_back(self, pending: Sequence[_Pending]) -> None:
-        """Put undecided requests back: they are the first of the next group."""
-        if pending:
-            with self._mutex:
-                self._waiting[:0] = pending
-                self._wake.set()
-
-    def _expect(self, answered: int) -> None:
-        """Set the expected size of the next group: waiting requests, and clients that are answered now."""
+    def _expect(self, undecided: Sequence[_Pending], answered: int) -> None:
+        """Undecided requests are the first of the next group. Clients that are answered now will send others to it."""
         with self._mutex:
+            self._waiting[:0] = undecided
+            if undecided:
+                self._wake.set()
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, CatalogState]:

@@ -108,10 +108,7 @@ class Entry:
     def of(value: Sequence[str]) -> Entry:
         """The entry of a value in the state.   Raises: Corrupt for an invalid value."""
         if not isinstance(value, list | tuple) or len(value) < 2 or {*map(type, value)} != {str}:
-            raise Corrupt(
-                f"the catalog has an invalid entry: {repr(value)[:100]}",
-                hint="drop the table by its name",
-            )
+            raise Corrupt(f"the catalog has an invalid entry: {repr(value)[:100]}", hint="drop the table by its name")
         root, file, *more = value
         return Entry(root, file if "/" in file else f"{root}/metadata/{file}", tuple(more))
 

@@ -55,12 +55,7 @@ class CatalogStorage:
     """Reads the objects of a domain; decides nothing. Two storages of one process may share `recent`."""
 
     def __init__(
-        self,
-        store: Store,
-        keys: CatalogKeys,
-        runtime: Runtime,
-        codec: SnapshotCodec,
-        recent: SharedState | None = None,
+        self, store: Store, keys: CatalogKeys, runtime: Runtime, codec: SnapshotCodec, recent: SharedState | None = None
     ) -> None:
         self.store = store
         self.keys = keys

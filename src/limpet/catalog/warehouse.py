@@ -62,18 +62,16 @@ Json = dict[str, Any]
 
 
 class Document:
-    """The bytes of a metadata file, with its cached JSON and, for tables, PyIceberg's `model`.
+    """The bytes of a metadata file, with its cached JSON.
 
-    Both are immutable: the metadata of the next commit shares most of it. `table`: that of a table with every field of
-    its version; None if it was not checked yet (`limpet.catalog.iceberg.tables.whole`). Models are large, and few
-    requests need one, so the warehouse does not cache them.
+    It is immutable: the metadata of the next commit shares most of it. `table`: that of a table with every field of its
+    version; None if it was not checked yet (`limpet.catalog.iceberg.tables.whole`).
     """
 
-    __slots__ = ("_digest", "_json", "data", "model", "table")
+    __slots__ = ("_digest", "_json", "data", "table")
 
-    def __init__(self, data: bytes, json: dict[str, Any] | None = None, model: Any = None) -> None:
+    def __init__(self, data: bytes, json: dict[str, Any] | None = None) -> None:
         self.data = data
-        self.model = model
         self.table: Json | None = None
         self._json = json
         self._digest: str | None = None
@@ -90,14 +88,6 @@ class Document:
             found: dict[str, Any] = msgspec.json.decode(self.data)
             self._json = found
         return self._json
-
-    def without_model(self) -> Document:
-        """The same without the model, for the cache."""
-        if self.model is None:
-            return self
-        slim = Document(self.data, self._json)
-        slim.table, slim._digest = self.table, self._digest
-        return slim
 
 
 class Warehouse:
@@ -183,9 +173,10 @@ class Warehouse:
         places: dict[str, str] = {}
         for key, value in properties.items():
             text = property_text(key, value)
-            if _is_for_clients(key):
+            name = key.strip().lower()
+            if name.startswith(_CLIENTS) or _DOTS.split(name)[-1] in _SECRETS:
                 raise Invalid(f"the property {key!r} configures access to files", hint="set it in the client instead")
-            if _is_place(key) or is_url(text):
+            if _MARKS.split(key.rstrip().lower())[-1] in _PLACES or is_url(text):
                 places[key] = self.root_of(text, f"property {key}")
         return places
 
@@ -309,11 +300,10 @@ class Warehouse:
 
     def keep(self, path: str, document: Document) -> None:
         """Cache a metadata file, under its unique path."""
-        slim = document.without_model()
         with self._mutex:
             old = self._cache.pop(path, None)
-            self._cached_bytes += _weight(slim) - (_weight(old) if old else 0)
-            self._cache[path] = slim
+            self._cached_bytes += _weight(document) - (_weight(old) if old else 0)
+            self._cache[path] = document
             while self._cached_bytes > CACHE_BYTES_MAX and len(self._cache) > 1:
                 self._cached_bytes -= _weight(self._cache.popitem(last=False)[1])
 
@@ -425,21 +415,10 @@ def property_texts(properties: object) -> dict[str, str]:
     return {key: property_text(key, value) for key, value in properties.items()}
 
 
-def _is_place(key: str) -> bool:
-    """Whether a property is named like a path, location or folder."""
-    return _MARKS.split(key.rstrip().lower())[-1] in _PLACES
-
-
 def is_url(text: str) -> bool:
     """Whether a value looks like the URL of a store."""
     scheme, colon, _ = text.lstrip()[:16].partition(":")
     return bool(colon) and scheme.lower() in _STORAGES
-
-
-def _is_for_clients(key: str) -> bool:
-    """Whether a property would make a client use another store, or run code."""
-    name = key.strip().lower()
-    return name.startswith(_CLIENTS) or _DOTS.split(name)[-1] in _SECRETS
 
 
 def _strict_object(path: str, data: bytes) -> dict[str, Any]:
@@ -454,7 +433,6 @@ def _strict_object(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _cut(value: object) -> str:
-    """A client's value, shortened for messages."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

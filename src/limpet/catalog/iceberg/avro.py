@@ -43,6 +43,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record, StructProtocol
 
+from limpet.catalog.iceberg.metadata import ROW_ID_MAX
 from limpet.catalog.maintain.decide import assigned_row_id, inherited_row_id
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt
@@ -50,7 +51,6 @@ from limpet.kernel.errors import Corrupt
 D = TypeVar("D", bound=StructProtocol)
 
 CODEC: Final = "deflate"
-ROW_ID_MAX = (1 << 63) - 1
 UNPACKED_BYTES_MAX = 64 << 20
 """Decompressed bytes of all manifests of a snapshot: about 80,000 files with the statistics of ten columns."""
 VALUES_MAX = 4_000_000
@@ -223,6 +223,7 @@ def entries_in(
     ) as found:
         for entry in found:
             if entry.status != ManifestEntryStatus.DELETED:
+                entry.data_file.spec_id = manifest.partition_spec_id
                 if version == 3 and manifest.content == ManifestContent.DATA:
                     data = entry.data_file
                     first, next_id = inherited_row_id(field_of(data, "first_row_id"), data.record_count, next_id)
@@ -317,7 +318,6 @@ def _check_schema(text: str) -> None:
 
 
 def _bytes_min(kind: Any, depth: int) -> int:
-    """The minimum size of a value of an Avro type in bytes."""
     if depth > SCHEMA_DEPTH_MAX:
         raise ValueError("its schema is too deep")
     match kind:

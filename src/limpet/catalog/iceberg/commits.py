@@ -14,12 +14,8 @@ import msgspec
 from limpet.catalog.iceberg.metadata import (
     MANY,
     AnyUuid,
-    KeyJson,
     Long,
-    PartitionStatisticsJson,
     Short,
-    SnapshotJson,
-    StatisticsJson,
     TableWork,
     check_manifests,
     check_whole,
@@ -27,37 +23,22 @@ from limpet.catalog.iceberg.metadata import (
     refuse_version,
     strange_urls,
 )
-from limpet.catalog.iceberg.schemas import (
-    FIRST_PARTITION_ID,
-    UNSET_ID,
-    VERSION,
-    KebabFields,
-    OrderJson,
-    SchemaJson,
-    SpecJson,
-)
+from limpet.catalog.iceberg.schemas import FIRST_PARTITION_ID, UNSET_ID, VERSION, KebabFields, converted
 from limpet.catalog.iceberg.updates import (
     LIGHT,
     UPDATES,
-    AddKey,
-    AddOrder,
-    AddSchema,
     AddSnapshot,
-    AddSpec,
     AnyUpdate,
     RemoveSnapshots,
     SetLocation,
-    SetPartitionStatistics,
     SetProperties,
     SetRef,
-    SetStatistics,
     Update,
     UpgradeVersion,
     kind_of,
 )
 from limpet.catalog.names import CommitFailed
 from limpet.catalog.warehouse import Json, property_texts
-from limpet.kernel import records
 from limpet.kernel.errors import Invalid
 
 # ---- requirements ----
@@ -198,10 +179,7 @@ def checked(asked: Sequence[Any], required: Sequence[Any] = ()) -> tuple[list[Js
     Raises: Invalid unless they are those of the specification.
     """
     required = [_with_lower_uuid(requirement) for requirement in required]
-    try:
-        records.converted({"updates": asked, "requirements": required}, _Checked)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise Invalid(f"the commit is not valid: {str(error)[:300]}") from None
+    converted({"updates": asked, "requirements": required}, _Checked, "the commit")
     for update in asked:
         kind = UPDATES[update["action"]]
         if kind is AddSnapshot:
@@ -241,15 +219,13 @@ class NamedByCommit:
     files: Sequence[tuple[str, str]]
 
 
-_PARTS: Mapping[type[Update], tuple[str, type[msgspec.Struct]]] = {
-    AddSnapshot: ("snapshot", SnapshotJson),
-    SetStatistics: ("statistics", StatisticsJson),
-    SetPartitionStatistics: ("partition-statistics", PartitionStatisticsJson),
-    AddKey: ("encryption-key", KeyJson),
-    AddSchema: ("schema", SchemaJson),
-    AddSpec: ("spec", SpecJson),
-    AddOrder: ("sort-order", OrderJson),
+_OBJECTS: Mapping[type[Update], tuple[str, type[msgspec.Struct]]] = {
+    kind: (field.encode_name, field.type)
+    for kind in UPDATES.values()
+    for field in msgspec.structs.fields(kind)
+    if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
 }
+"""By kind of update, the field with an object of the specification, as a snapshot or a schema, and its type."""
 
 
 def named_by(updates: Sequence[Json]) -> NamedByCommit:
@@ -259,9 +235,9 @@ def named_by(updates: Sequence[Json]) -> NamedByCommit:
     files: list[tuple[str, str]] = []
     for update in updates:
         kind = UPDATES[update["action"]]
-        if kind in _PARTS:
-            name, part = _PARTS[kind]
-            files += files_in(update[name], part)
+        if kind in _OBJECTS:
+            name, object_kind = _OBJECTS[kind]
+            files += files_in(update[name], object_kind)
         elif kind is SetRef:
             files += strange_urls(update, SetRef)
         elif kind is SetLocation:

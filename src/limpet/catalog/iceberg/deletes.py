@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from io import BytesIO
 from itertools import pairwise
 
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry
@@ -92,26 +93,26 @@ def vector_positions(blob: bytes, rows: int) -> list[int]:
     sums = struct.pack(">I", len(vector)), struct.pack(">I", zlib.crc32(vector))
     if (blob[:4], blob[-4:]) != sums or vector[:4] != _VECTOR_MAGIC:
         raise ValueError("a deletion vector is damaged")
-    rest = _NumberReader(vector[4:])
-    (count,) = rest.take("Q")
+    rest = BytesIO(vector[4:])
+    (count,) = _numbers(rest, "Q")
     if count == 0:
         return []
-    key, cookie = rest.take("II")
+    key, cookie = _numbers(rest, "II")
     if count != 1 or key != 0:
         raise ValueError("a deletion vector is for more rows than a file has")
     runs = b""
     if cookie & 0xFFFF == _WITH_RUNS:
         size = (cookie >> 16) + 1
-        runs = bytes(rest.take(f"{(size + 7) // 8}B"))
+        runs = bytes(_numbers(rest, f"{(size + 7) // 8}B"))
     elif cookie == _WITHOUT_RUNS:
-        (size,) = rest.take("I")
+        (size,) = _numbers(rest, "I")
     else:
         raise ValueError("a deletion vector has an unknown format")
     if size > 1 << _CONTAINER_BITS:
         raise ValueError("a deletion vector is too long")
-    heads = rest.take(f"{2 * size}H")
+    heads = _numbers(rest, f"{2 * size}H")
     if not runs or size >= _OFFSETS_FROM:
-        rest.take(f"{size}I")
+        _numbers(rest, f"{size}I")
     found: list[int] = []
     for nth in range(size):
         base = heads[2 * nth] << _CONTAINER_BITS
@@ -124,32 +125,25 @@ def vector_positions(blob: bytes, rows: int) -> list[int]:
     return found
 
 
-def _container(rest: _NumberReader, count: int, is_run: bool) -> list[int]:
+def _container(rest: BytesIO, count: int, is_run: bool) -> list[int]:
     """The low 16 bits of positions: runs, or a sorted list, or 65,536 bits."""
     if is_run:
-        (number,) = rest.take("H")
-        pairs = rest.take(f"{2 * number}H")
+        (number,) = _numbers(rest, "H")
+        pairs = _numbers(rest, f"{2 * number}H")
         spans = [range(start, start + more + 1) for start, more in zip(pairs[::2], pairs[1::2], strict=True)]
         if sum(map(len, spans)) > 1 << _CONTAINER_BITS:
             raise ValueError("a deletion vector has runs that overlap")
         return [low for span in spans for low in span]
     if count <= _ARRAY_MAX:
-        return list(rest.take(f"{count}H"))
-    words = rest.take(f"{(1 << _CONTAINER_BITS) // 64}Q")
+        return list(_numbers(rest, f"{count}H"))
+    words = _numbers(rest, f"{(1 << _CONTAINER_BITS) // 64}Q")
     return [64 * nth + bit for nth, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
 
 
-class _NumberReader:
-    """Little-endian numbers, one after the other.   Raises: ValueError at the end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def take(self, layout: str) -> tuple[int, ...]:
-        """The next numbers."""
-        size = struct.calcsize(f"<{layout}")
-        if size > len(self._data) - self._at:
-            raise ValueError("a deletion vector ends too early")
-        self._at += size
-        return struct.unpack_from(f"<{layout}", self._data, self._at - size)
+def _numbers(stream: BytesIO, layout: str) -> tuple[int, ...]:
+    """The next little-endian numbers.   Raises: ValueError at the end."""
+    data = stream.read(struct.calcsize(f"<{layout}"))
+    try:
+        return struct.unpack(f"<{layout}", data)
+    except struct.error:
+        raise ValueError("a deletion vector ends too early") from None

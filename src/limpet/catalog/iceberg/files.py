@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from typing import Any, Final, Literal
 
 import msgspec
-from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -26,6 +24,7 @@ from pyiceberg.manifest import (
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
+    ManifestFile,
 )
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -40,7 +39,7 @@ from limpet.catalog.iceberg.avro import (
     readable,
     write_manifest_list,
 )
-from limpet.catalog.iceberg.models import table_of
+from limpet.catalog.iceberg.models import Fetch, Input, Output, table_of
 from limpet.catalog.iceberg.updates import (
     AddOrder,
     AddSchema,
@@ -55,7 +54,7 @@ from limpet.catalog.iceberg.updates import (
     SetSpec,
     UpgradeVersion,
 )
-from limpet.catalog.warehouse import METADATA_BYTES_MAX, Document
+from limpet.catalog.warehouse import Document
 from limpet.events.parquet import write_table
 from limpet.kernel import records
 from limpet.kernel.errors import Unsupported
@@ -128,7 +127,7 @@ class Contents:
     @property
     def fits(self) -> bool:
         """Whether the table has exactly these columns."""
-        return _is_same(self.table.schema(), self.schema)
+        return _shape(self.table.schema()) == _shape(self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +153,8 @@ def contents_of(
 
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest, of which we write one.
     """
-    document = Document(metadata)
-    table = table_of(document)
-    if document.json().get("encryption-keys"):
+    table = table_of(metadata)
+    if Document(metadata).json().get("encryption-keys"):
         raise Unsupported("the table is encrypted; limpet has no keys", hint="publish to a new table")
     schema = _schema(columns, _ids(table, columns))
     snapshot = table.current_snapshot()
@@ -204,30 +202,70 @@ def commit_of(contents: Contents, files: TableFiles, stamp: Stamp) -> tuple[dict
     schema_id, updates = _created(contents) if contents.is_staged else _with_schema(contents)
     writes: dict[str, bytes] = {}
     if files.add or files.drop:
-        folder = f"{table.location}/metadata"
-        manifest = Output(f"{folder}/{stamp.snapshot_id}-{stamp.unique}-m0.avro")
-        listed = Output(f"{folder}/snap-{stamp.snapshot_id}-{stamp.unique}.avro")
-        lineage = _write_manifests(contents, files, stamp.snapshot_id, manifest, listed)
-        writes = {output.location: output.data for output in (manifest, listed) if output.data}
-        snapshot = {
-            "snapshot-id": stamp.snapshot_id,
-            "parent-snapshot-id": table.current_snapshot_id,
-            "sequence-number": table.next_sequence_number(),
-            "timestamp-ms": max(stamp.at_ms, table.last_updated_ms),
-            "manifest-list": listed.location,
-            "summary": _summary(contents, files),
-            "schema-id": schema_id,
-            **lineage,
-        }
-        updates += [AddSnapshot.of(snapshot=snapshot), SetRef.to_main(stamp.snapshot_id)]
+        added, writes = new_snapshot(
+            table, contents.version, stamp, schema_id, _summary(contents, files), partial(_manifests, contents, files)
+        )
+        updates += added
     return {"requirements": _requirements(contents), "updates": updates}, writes
+
+
+def new_snapshot(
+    table: TableMetadata,
+    version: Literal[2, 3],
+    stamp: Stamp,
+    schema_id: int,
+    summary: Mapping[str, str],
+    manifests: Callable[[Output, int], list[ManifestFile]],
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """The updates that make a new snapshot the current one, and the files to write before, by URL.
+
+    `manifests` returns those of the snapshot, and writes the new one among them.
+    """
+    folder = f"{table.location.rstrip('/')}/metadata"
+    manifest = Output(f"{folder}/{stamp.snapshot_id}-{stamp.unique}-m0.avro")
+    listed = Output(f"{folder}/snap-{stamp.snapshot_id}-{stamp.unique}.avro")
+    parent, number = table.current_snapshot_id, table.next_sequence_number()
+    identity, next_row_id = (stamp.snapshot_id, parent, number), getattr(table, "next_row_id", None)
+    lineage = write_manifest_list(version, listed, identity, next_row_id, manifests(manifest, stamp.snapshot_id))
+    snapshot = {
+        "snapshot-id": stamp.snapshot_id,
+        "parent-snapshot-id": parent,
+        "sequence-number": number,
+        "timestamp-ms": max(stamp.at_ms, table.last_updated_ms),
+        "manifest-list": listed.location,
+        "summary": summary,
+        "schema-id": schema_id,
+        **lineage,
+    }
+    updates = [AddSnapshot.of(snapshot=snapshot), SetRef.to_main(stamp.snapshot_id)]
+    return updates, {output.location: output.data for output in (manifest, listed) if output.data}
+
+
+def summary_of(
+    operation: str, added: Sequence[DataFile], removed: Sequence[DataFile], after: Sequence[DataFile]
+) -> dict[str, str]:
+    """The summary of a snapshot without files of deletes: data files that it adds, removes, and has."""
+    counts = {
+        "added-data-files": len(added),
+        "added-records": sum(file.record_count for file in added),
+        "added-files-size": sum(file.file_size_in_bytes for file in added),
+        "deleted-data-files": len(removed),
+        "deleted-records": sum(file.record_count for file in removed),
+        "removed-files-size": sum(file.file_size_in_bytes for file in removed),
+        "total-data-files": len(after),
+        "total-records": sum(file.record_count for file in after),
+        "total-files-size": sum(file.file_size_in_bytes for file in after),
+        "total-delete-files": 0,
+        "total-position-deletes": 0,
+        "total-equality-deletes": 0,
+    }
+    return {"operation": operation, **{name: str(count) for name, count in counts.items()}}
 
 
 # ---- schemas ----
 
 
 def _ids(table: TableMetadata, columns: Sequence[Column]) -> dict[str, int]:
-    """The ids of columns: the existing ones, else new ones."""
     known = {field.name: field for field in table.schema().fields}
     last = table.last_column_id
     ids: dict[str, int] = {}
@@ -256,22 +294,18 @@ def _schema(columns: Sequence[Column], ids: Mapping[str, int]) -> Schema:
     return Schema.model_validate({"type": "struct", "fields": fields, "identifier-field-ids": keys})
 
 
-def _is_same(one: Schema, other: Schema) -> bool:
-    return _shape(one) == _shape(other)
-
-
 def _shape(schema: Schema) -> object:
+    """Equal for schemas with the same columns."""
     fields = [(field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields]
     return fields, sorted(schema.identifier_field_ids)
 
 
 def _with_schema(contents: Contents) -> tuple[int, list[dict[str, Any]]]:
-    """The id of the wanted schema, and the updates that set it."""
     table = contents.table
     if contents.fits:
         return table.current_schema_id, []
     for known in table.schemas:
-        if _is_same(known, contents.schema):
+        if _shape(known) == _shape(contents.schema):
             return known.schema_id, [SetSchema.of(schema_id=known.schema_id)]
     new_id = max(known.schema_id for known in table.schemas) + 1
     schema = {**contents.schema.model_dump(mode="json"), "schema-id": new_id}
@@ -325,104 +359,28 @@ def _files(manifest_list: str, fetch: Fetch, version: Literal[2, 3]) -> list[Fil
     return found
 
 
-def _write_manifests(
-    contents: Contents, files: TableFiles, snapshot_id: int, manifest: Output, listed: Output
-) -> dict[str, int]:
-    """Write the manifest, if it has entries, and the list; returns fields of the snapshot (`write_manifest_list`)."""
-    table, spec, version = contents.table, UNPARTITIONED_PARTITION_SPEC, contents.version
+def _manifests(contents: Contents, files: TableFiles, output: Output, snapshot_id: int) -> list[ManifestFile]:
+    """The manifest of a new snapshot, which is written; none without entries."""
+    spec = UNPARTITIONED_PARTITION_SPEC
     # other programs may have set a partition spec; files of that spec cannot be in this manifest
     gone = [file for file in files.drop if file.entry.data_file.spec_id == spec.spec_id]
-    manifests = []
-    if files.keep or files.add or gone:
-        with manifest_writer(version, spec, contents.schema, manifest, snapshot_id) as writer:
-            for file in files.keep:
-                writer.existing(file.entry)
-            for file in files.add:
-                writer.add(file.entry)
-            for file in gone:
-                writer.delete(file.entry)
-        manifests = [writer.to_manifest_file()]
-    identity = (snapshot_id, table.current_snapshot_id, table.next_sequence_number())
-    return write_manifest_list(version, listed, identity, getattr(table, "next_row_id", None), manifests)
+    if not (files.keep or files.add or gone):
+        return []
+    with manifest_writer(contents.version, spec, contents.schema, output, snapshot_id) as writer:
+        for file in files.keep:
+            writer.existing(file.entry)
+        for file in files.add:
+            writer.add(file.entry)
+        for file in gone:
+            writer.delete(file.entry)
+    return [writer.to_manifest_file()]
 
 
 def _summary(contents: Contents, files: TableFiles) -> dict[str, str]:
-    after = (*files.keep, *files.add)
-    counts = {
-        "added-data-files": len(files.add),
-        "added-records": sum(file.records for file in files.add),
-        "added-files-size": sum(file.size for file in files.add),
-        "deleted-data-files": len(files.drop),
-        "deleted-records": sum(file.records for file in files.drop),
-        "removed-files-size": sum(file.size for file in files.drop),
-        "total-data-files": len(after),
-        "total-records": sum(file.records for file in after),
-        "total-files-size": sum(file.size for file in after),
-        "total-delete-files": 0,
-        "total-position-deletes": 0,
-        "total-equality-deletes": 0,
-    }
+    added, removed, kept = ([file.entry.data_file for file in each] for each in (files.add, files.drop, files.keep))
     ids = {field.name: field.field_id for field in contents.schema.fields}
     return {
-        "operation": "overwrite" if files.drop else "append",
-        **{name: str(count) for name, count in counts.items()},
+        **summary_of("overwrite" if removed else "append", added, removed, [*kept, *added]),
         SOURCE: contents.source,
         COLUMNS: msgspec.json.encode(ids).decode(),
     }
-
-
-Fetch = Callable[[str, int], bytes]
-"""The bytes of a file that a table names; the number is how many are read at most, whatever the file is called."""
-
-
-class Input(InputFile):
-    """A file to read."""
-
-    def __init__(self, location: str, fetch: Fetch, size_max: int = METADATA_BYTES_MAX) -> None:
-        super().__init__(location)
-        self._fetch = partial(fetch, location, size_max)
-
-    def __len__(self) -> int:
-        return len(self._fetch())
-
-    def exists(self) -> bool:
-        """Always: only files of the table are opened."""
-        return True
-
-    def open(self, seekable: bool = True) -> InputStream:
-        """Its bytes."""
-        return BytesIO(self._fetch())
-
-
-class Output(OutputFile):
-    """A file to write; `data` has the bytes once it is closed."""
-
-    def __init__(self, location: str) -> None:
-        super().__init__(location)
-        self.data = b""
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def exists(self) -> bool:
-        """Its name is new."""
-        return False
-
-    def to_input_file(self) -> InputFile:
-        """The same file, to read."""
-        return Input(self.location, lambda *_: self.data)
-
-    def create(self, overwrite: bool = False) -> OutputStream:
-        """A stream into it."""
-        return _Sink(self)
-
-
-class _Sink(BytesIO):
-    def __init__(self, output: Output) -> None:
-        super().__init__()
-        self._output = output
-
-    def close(self) -> None:
-        if not self.closed:
-            self._output.data = self.getvalue()
-        super().close()

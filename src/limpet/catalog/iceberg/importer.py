@@ -22,7 +22,7 @@ from pyiceberg.utils.config import Config, merge_config
 from requests import PreparedRequest, Response, Session
 
 from limpet.catalog.catalog import Catalog
-from limpet.catalog.entries import Draft, draft_registered, draft_registered_view
+from limpet.catalog.entries import Draft, draft_registered
 from limpet.catalog.names import Content, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
@@ -284,9 +284,7 @@ def _hidden(uri: str) -> str:
 
 
 def import_tables(
-    source: SourceCatalog,
-    catalog: Catalog,
-    writing: Callable[[], AbstractContextManager[ImportWriter]] | None,
+    source: SourceCatalog, catalog: Catalog, writing: Callable[[], AbstractContextManager[ImportWriter]] | None
 ) -> Iterator[ImportedTable]:
     """Register all tables, then all views of each namespace of `source` in `catalog`; without `writing`, only compare.
 
@@ -351,8 +349,8 @@ def _imported(
     outcome: Outcome = "failed"
     try:
         location = catalog.warehouse.canonical(source.location(kind, namespace, name))
-        compare, draft = (_compared, draft_registered) if kind == "t" else (_compared_view, draft_registered_view)
-        outcome = compare(catalog, namespace, name, draft(catalog.warehouse, location))
+        wanted = draft_registered(kind, catalog.warehouse, location)
+        outcome = (_compared if kind == "t" else _compared_view)(catalog, namespace, name, wanted)
         if outcome == "differs":
             reason = f"a {_KINDS[kind]} of this name is here, with other metadata"
         elif outcome == "imported" and writer is not None:

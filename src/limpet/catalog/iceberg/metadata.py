@@ -7,9 +7,8 @@ specification knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Annotated, Any, Literal, NoReturn
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -17,6 +16,9 @@ from limpet.catalog.iceberg.schemas import (
     UNSET_ID,
     VERSION,
     KebabFields,
+    OrderJson,
+    SchemaJson,
+    SpecJson,
     check_bound,
     check_order,
     check_spec,
@@ -106,6 +108,31 @@ class RefJson(KebabFields):
     min_snapshots_to_keep: Positive | None = None
 
 
+class MetadataLogJson(KebabFields):
+    """An older metadata file, and the time of the metadata in it."""
+
+    metadata_file: Short
+    timestamp_ms: Long
+
+
+class _SqlJson(KebabFields):
+    type: Literal["sql"]
+    sql: Short
+    dialect: Short
+
+
+class ViewVersionJson(KebabFields):
+    """A version of a view."""
+
+    schema_id: Long
+    representations: Annotated[list[_SqlJson], msgspec.Meta(max_length=MANY)]
+    default_namespace: Annotated[list[Short], msgspec.Meta(max_length=MANY)]
+    version_id: Long = 1
+    timestamp_ms: Long | None = None
+    summary: Texts = msgspec.field(default_factory=dict)
+    default_catalog: Short | None = None
+
+
 # ---- files that they name ----
 
 
@@ -158,49 +185,75 @@ def strange_urls(given: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterat
 # ---- metadata that is being changed ----
 
 
-class JsonIds:
-    """The schemas, specs or orders of a table by id, and the mapping from the ids in a request.
+class PartKind(NamedTuple):
+    """Schemas, partition specs or sort orders: their name in messages, and their fields in metadata."""
 
-    `encode`: the bytes of one without its id.
-    """
+    what: str
+    listed: str
+    id: str
+    used: str
+    type: type[msgspec.Struct]
 
-    def __init__(self, known: dict[int, Any], encode: Callable[[Any], bytes]) -> None:
-        self.known = known
-        self._encode = encode
+
+SCHEMAS = PartKind("schema", "schemas", "schema-id", "current-schema-id", SchemaJson)
+SPECS = PartKind("partition spec", "partition-specs", "spec-id", "default-spec-id", SpecJson)
+ORDERS = PartKind("sort order", "sort-orders", "order-id", "default-sort-order-id", OrderJson)
+PARTS = (SCHEMAS, SPECS, ORDERS)
+
+
+class TableParts:
+    """The schemas, specs or orders of a table that is being changed, and the mapping from the ids in a request."""
+
+    def __init__(self, work: TableWork, kind: PartKind) -> None:
+        self._work = work
+        self._kind = kind
+        self._taken = {part.get(kind.id, 0) for part in work.table[kind.listed]}
         self._ids: dict[bytes, int] | None = None
         self._meant: dict[int, int] = {}
 
-    def place(self, wanted: int, body: Any) -> int | None:
-        """The id for a new one; None if the table has an equal one already, under any id.
+    def _body(self, part: Json) -> bytes:
+        return records.json_text({name: value for name, value in part.items() if name != self._kind.id}).encode()
+
+    def add(self, wanted: int, part: Json) -> bool:
+        """Add one, by the id `wanted` if that is free; False if the table has an equal one already, under any id.
 
         They are compared by their bytes: comparing each pair takes seconds for a thousand of them.
         """
+        parts = self._work.table[self._kind.listed]
         if self._ids is None:
             self._ids = {}
-            for id_, known in self.known.items():
-                self._ids.setdefault(self._encode(known), id_)
-        new = self._encode(body)
-        found = self._ids.get(new)
-        id_ = found if found is not None else wanted if wanted not in self.known else max(self.known) + 1
-        is_new = found is None
+            for older in parts:
+                self._ids.setdefault(self._body(older), older.get(self._kind.id, 0))
+        body = self._body(part)
+        is_new = body not in self._ids
         if is_new:
-            self.known[id_] = body
-            self._ids[new] = id_
-        self._meant[wanted] = self._meant[UNSET_ID] = id_
-        return id_ if is_new else None
+            self._ids[body] = max(self._taken) + 1 if wanted in self._taken else wanted
+            self._taken.add(self._ids[body])
+            self._work.set(**{self._kind.listed: [*parts, {**part, self._kind.id: self._ids[body]}]})
+        self._meant[wanted] = self._meant[UNSET_ID] = self._ids[body]
+        return is_new
 
-    def meant(self, id_: int, what: str) -> int:
-        """The id in the table for an id in the request.   Raises: Invalid."""
-        if id_ == UNSET_ID and UNSET_ID not in self._meant:
+    def use(self, wanted: int) -> None:
+        """Set the one that the table uses, by its id in the request.   Raises: Invalid."""
+        what, used = self._kind.what, self._kind.used
+        if wanted == UNSET_ID and UNSET_ID not in self._meant:
             raise Invalid(f"Cannot set last added {what}: no {what} has been added")
-        return self._meant.get(id_, id_)
+        id_ = self._meant.get(wanted, wanted)
+        if id_ not in self._taken:
+            role = used.partition("-")[0]
+            raise Invalid(f"Cannot set {role} {what} to unknown {what.removeprefix('partition ')}: {id_}")
+        if id_ != self._work.table[used]:
+            self._work.set(**{used: id_})
 
-
-def _json_ids(parts: Sequence[Json], id_name: str) -> JsonIds:
-    def encode(body: Json) -> bytes:
-        return records.json_text({name: value for name, value in body.items() if name != id_name}).encode()
-
-    return JsonIds({each.get(id_name, 0): each for each in parts}, encode)
+    def remove(self, ids: Collection[int]) -> None:
+        """Remove those with these ids.   Raises: Invalid if the table uses one."""
+        used, parts = self._work.table[self._kind.used], self._work.table[self._kind.listed]
+        if used in ids:
+            raise Invalid(f"Cannot remove {self._kind.id} {used}: the table uses it")
+        kept = [part for part in parts if part.get(self._kind.id, 0) not in ids]
+        if len(kept) != len(parts):
+            self._work.set(**{self._kind.listed: kept})
+            self._taken.difference_update(ids)
 
 
 class TableWork:
@@ -212,6 +265,7 @@ class TableWork:
         self.is_new = is_new
         self.changed = False
         self.added: set[int] = set()
+        self.changed_parts: dict[PartKind, TableParts] = {}
         self._last_ms = table["last-updated-ms"]
 
     @property
@@ -219,25 +273,11 @@ class TableWork:
         """The format version."""
         return int(self.table["format-version"])
 
-    @cached_property
-    def schemas(self) -> JsonIds:
-        """The schemas by id."""
-        return _json_ids(self.table["schemas"], "schema-id")
-
-    @cached_property
-    def specs(self) -> JsonIds:
-        """The partition specs by id."""
-        return _json_ids(self.table["partition-specs"], "spec-id")
-
-    @cached_property
-    def orders(self) -> JsonIds:
-        """The sort orders by id."""
-        return _json_ids(self.table["sort-orders"], "order-id")
-
-    @property
-    def parts_changed(self) -> bool:
-        """Whether schemas, specs or orders were added, removed or set."""
-        return not {"schemas", "specs", "orders"}.isdisjoint(vars(self))
+    def parts(self, kind: PartKind) -> TableParts:
+        """The schemas, specs or orders."""
+        if kind not in self.changed_parts:
+            self.changed_parts[kind] = TableParts(self, kind)
+        return self.changed_parts[kind]
 
     def snapshot(self, id_: int) -> Json | None:
         """The snapshot of that id."""
@@ -248,14 +288,6 @@ class TableWork:
         """Set fields."""
         self.table.update({name.replace("_", "-"): value for name, value in fields.items()})
         self.changed = True
-
-    def use(self, ids: JsonIds, wanted: int, field: str, kind: str, role: str) -> None:
-        """Set the schema, spec or order that the table uses, by its id in the request.   Raises: Invalid."""
-        id_ = ids.meant(wanted, kind)
-        if id_ not in ids.known:
-            raise Invalid(f"Cannot set {role} to unknown {kind.removeprefix('partition ')}: {id_}")
-        if id_ != self.table[field]:
-            self.set(**{field: id_})
 
     def logged(self, metadata_location: str) -> Json:
         """The changed metadata, with the file before it in its log.   Raises: Invalid."""
@@ -276,7 +308,7 @@ def _log_limit(properties: Mapping[str, str]) -> int:
 
 def check_whole(work: TableWork) -> None:
     """Check what holds after all updates of a commit.   Raises: Invalid."""
-    if work.is_new or work.parts_changed:
+    if work.is_new or work.changed_parts:
         _check_parts(work)
     if work.version >= VERSION:
         keys = {key["key-id"] for key in work.table.get("encryption-keys") or ()}
@@ -295,17 +327,15 @@ def _check_parts(work: TableWork) -> None:
             check_spec(spec, version)
         for order in table["sort-orders"]:
             check_order(order, version)
-    columns = columns_of(_current(table, "schemas", "schema-id", "current-schema-id"), version)
-    spec = _current(table, "partition-specs", "spec-id", "default-spec-id")
-    order = _current(table, "sort-orders", "order-id", "default-sort-order-id")
-    check_bound(spec["fields"], columns, "partition field")
-    check_bound(order["fields"], columns, "sort field")
+    columns = columns_of(used_part(table, SCHEMAS), version)
+    check_bound(used_part(table, SPECS)["fields"], columns, "partition field")
+    check_bound(used_part(table, ORDERS)["fields"], columns, "sort field")
 
 
-def _current(table: Json, name: str, id_name: str, which: str) -> Json:
-    """The part of a list that the table uses.   Raises: Invalid."""
-    for part in table[name]:
-        if part.get(id_name, 0) == table[which]:
-            current: Json = part
-            return current
-    raise Invalid(f"the table is not valid: it has no {which.removesuffix('-id').replace('-', ' ')}")
+def used_part(table: Json, kind: PartKind) -> Json:
+    """The schema, spec or order that the table uses.   Raises: Invalid."""
+    for part in table[kind.listed]:
+        if part.get(kind.id, 0) == table[kind.used]:
+            used: Json = part
+            return used
+    raise Invalid(f"the table is not valid: it has no {kind.used.removesuffix('-id').replace('-', ' ')}")

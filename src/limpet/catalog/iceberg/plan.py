@@ -52,11 +52,10 @@ from pyiceberg.types import (
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, field_of, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex
-from limpet.catalog.iceberg.files import Fetch, Input
-from limpet.catalog.iceberg.models import table_of
-from limpet.catalog.iceberg.scan import FetchedFiles
-from limpet.catalog.iceberg.schemas import kebab_names
-from limpet.catalog.warehouse import Document
+from limpet.catalog.iceberg.metadata import Long
+from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, table_of
+from limpet.catalog.iceberg.schemas import converted, kebab_names
+from limpet.catalog.warehouse import Json
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Missing, Unsupported
 
@@ -77,15 +76,11 @@ SNAPSHOTS_MAX = 1000
 """Snapshots in an incremental scan."""
 PLAN_S = 20.0
 
-Json = dict[str, Any]
-
-
 _CONTENTS = {
     DataFileContent.DATA: "data",
     DataFileContent.POSITION_DELETES: "position-deletes",
     DataFileContent.EQUALITY_DELETES: "equality-deletes",
 }
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Place = Annotated[int, msgspec.Meta(ge=0, le=MANIFESTS_MAX)]
 _Skipped = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 _FieldNames = Annotated[list[Annotated[str, msgspec.Meta(max_length=1 << 16)]], msgspec.Meta(max_length=FIELDS_MAX)]
@@ -94,13 +89,13 @@ _FieldNames = Annotated[list[Annotated[str, msgspec.Meta(max_length=1 << 16)]], 
 class _AskedFields(msgspec.Struct, rename="kebab", kw_only=True):
     """What a client asks for. `select` and `min_rows_requested` change no answer here."""
 
-    snapshot_id: _Long | None = None
+    snapshot_id: Long | None = None
     filter: Any = None
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
     stats_fields: _FieldNames | None = None
-    start_snapshot_id: _Long | None = None
-    end_snapshot_id: _Long | None = None
+    start_snapshot_id: Long | None = None
+    end_snapshot_id: Long | None = None
 
 
 class _TaskFields(_AskedFields, kw_only=True):
@@ -121,7 +116,7 @@ def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, n
     list once.
     """
     given = _fields_in(request, "plan") if isinstance(request, str) else request
-    asked = _converted(given, _AskedFields)
+    asked = converted(given, _AskedFields, "the scan")
     planner = _PlanReader(metadata, asked, fetch, now)
     with readable("the table"):
         ranges = _ranges(planner.wanted())
@@ -133,7 +128,7 @@ def plan_scan(metadata: bytes, request: Mapping[str, Any] | str, fetch: Fetch, n
     tasks: list[Json] = [{**fields, "first": first, "last": last} for first, last in ranges]
     if len(tasks) == 1:
         with readable("the table"):
-            return {**plan, **planner.answer(_converted(tasks[0], _TaskFields), tasks[0])}
+            return {**plan, **planner.answer(converted(tasks[0], _TaskFields, "the scan"), tasks[0])}
     return {**plan, "plan-tasks": [_token(task) for task in tasks], "file-scan-tasks": [], "delete-files": []}
 
 
@@ -156,7 +151,7 @@ def scan_tasks(metadata: bytes, task: str, fetch: Fetch, now: Callable[[], float
     Cost: 1 `fetch` of the manifest list, of each manifest of deletes, and of each of the task that the filter leaves.
     """
     fields = _fields_in(task, "plan task")
-    asked = _converted(fields, _TaskFields)
+    asked = converted(fields, _TaskFields, "the scan")
     planner = _PlanReader(metadata, asked, fetch, now)
     with readable("the table"):
         return planner.answer(asked, fields)
@@ -177,18 +172,11 @@ def _token(fields: Json) -> str:
     return urlsafe_b64encode(records.encode(fields)).decode()
 
 
-def _converted(fields: Any, kind: type[records.T]) -> records.T:
-    try:
-        return records.converted(fields, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise Invalid(f"the scan is not valid: {str(error)[:200]}") from None
-
-
 class _PlanReader:
     """One scan of one snapshot, or of the appends between two."""
 
     def __init__(self, metadata: bytes, asked: _AskedFields, fetch: Fetch, now: Callable[[], float]) -> None:
-        table = table_of(Document(metadata))
+        table = table_of(metadata)
         self._fetch, self._now, self._until = fetch, now, now() + PLAN_S
         self._budget = AvroBudget()
         self._evaluators: dict[int, Callable[[ManifestFile], bool]] = {}
@@ -213,7 +201,8 @@ class _PlanReader:
             self._planner = ManifestGroupPlanner(table, FetchedFiles(fetch), row_filter, asked.case_sensitive)
             self._is_wanted = self._planner._build_metrics_evaluator()
         except UNREADABLE as error:
-            raise Invalid(f"the scan is not valid: {_line(error)}") from None
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise Invalid(f"the scan is not valid: {reason}") from None
 
     @property
     def is_incremental(self) -> bool:
@@ -303,7 +292,6 @@ class _PlanReader:
     def _read(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
         for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, self._budget, version=3):
             self._check_time()
-            entry.data_file.spec_id = manifest.partition_spec_id
             yield entry
 
     def _check_time(self) -> None:
@@ -368,12 +356,17 @@ class _PlanReader:
         if spec is None:
             raise Corrupt(f"the table has no partition spec {file.spec_id}")
         kind: StructType = spec.partition_type(self._table.schema())
-        values = [file.partition[nth] for nth in range(len(kind.fields))]
-        # the type of a partition is unknown if its column was dropped: such a value is null
-        return [
-            None if value is None or isinstance(field.field_type, UnknownType) else _to_json(field.field_type, value)
-            for field, value in zip(kind.fields, values, strict=True)
-        ]
+        values: list[Any] = []
+        for nth, field in enumerate(kind.fields):
+            inner: Any = field.field_type
+            value = file.partition[nth]
+            if value is None or isinstance(inner, UnknownType):  # unknown: its column was dropped
+                values.append(None)
+            elif isinstance(value, bytes):
+                values.append(_hex(value))
+            else:
+                values.append(to_json(inner, value))
+        return values
 
 
 def _appends(table: TableMetadata, asked: _AskedFields) -> dict[int, Snapshot] | None:
@@ -446,13 +439,5 @@ def _for_pyiceberg(node: Any, schema: Schema, case_sensitive: bool) -> Any:
     return node
 
 
-def _to_json(kind: Any, value: Any) -> Any:
-    return _hex(value) if isinstance(value, bytes) else to_json(kind, value)
-
-
 def _hex(value: bytes) -> str:
     return value.hex().upper()
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io import FileIO, InputFile, OutputFile
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.io.pyarrow import ArrowScan, _read_deletes, write_file
 from pyiceberg.manifest import (
     DataFile,
@@ -31,22 +31,15 @@ from pyiceberg.table import FileScanTask, WriteTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import LongType, NestedField, TimestampNanoType, TimestamptzNanoType
 
-from limpet.catalog.iceberg.avro import (
-    AvroBudget,
-    entries_in,
-    field_of,
-    manifest_writer,
-    manifests_in,
-    readable,
-    write_manifest_list,
-)
+from limpet.catalog.iceberg.avro import AvroBudget, entries_in, field_of, manifest_writer, manifests_in, readable
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
-from limpet.catalog.iceberg.files import Fetch, Input, Output, Stamp
-from limpet.catalog.iceberg.models import table_of
+from limpet.catalog.iceberg.files import Stamp, new_snapshot, summary_of
+from limpet.catalog.iceberg.metadata import MAIN
+from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, Output, table_of
+from limpet.catalog.iceberg.scan import numbered
 from limpet.catalog.iceberg.schemas import NO_DEFAULT, columns_of
-from limpet.catalog.iceberg.updates import AddSnapshot, SetRef
-from limpet.catalog.maintain.decide import MAIN, RewriteCandidate
-from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
+from limpet.catalog.maintain.decide import RewriteCandidate
+from limpet.catalog.warehouse import Document
 from limpet.kernel.errors import Unsupported
 
 FILES_MAX = 1_000_000
@@ -174,7 +167,7 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     Raises: Unsupported for a table that cannot be rewritten; Corrupt; what `fetch` raises.
     Cost: 1 `fetch` of the manifest list, and 1 of each manifest.
     """
-    table = _rewritable(Document(metadata), what)
+    table = _rewritable(metadata, what)
     version: Literal[2, 3] = 3 if table.format_version == 3 else 2
     found = CurrentFiles(table, version)
     snapshot = table.snapshot_by_name(MAIN)
@@ -186,7 +179,6 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
             found.manifests.append(manifest)
             for entry in entries_in(Input(manifest.manifest_path, fetch), manifest, budget, version=version):
                 data = entry.data_file
-                data.spec_id = manifest.partition_spec_id
                 if data.key_metadata is not None:
                     raise _encrypted(what)
                 if manifest.content == ManifestContent.DATA:
@@ -206,15 +198,15 @@ def current_files(metadata: bytes, fetch: Fetch, what: str) -> CurrentFiles:
     return found
 
 
-def _rewritable(document: Document, what: str) -> TableMetadata:
+def _rewritable(metadata: bytes, what: str) -> TableMetadata:
     """The metadata of a table whose files can be rewritten without loss.   Raises: Unsupported; Corrupt."""
-    table = table_of(document)
+    table = table_of(metadata)
     if table.format_version == 1:
         raise Unsupported(
             f"{what} has format version 1; limpet rewrites files of versions 2 and 3 only", hint="upgrade it"
         )
     if table.format_version == 3:
-        if document.json().get("encryption-keys"):
+        if Document(metadata).json().get("encryption-keys"):
             raise _encrypted(what)
         columns = columns_of(table.schema().model_dump(mode="json")).values()
         lost = [each.name for each in columns if each.kind in NO_DEFAULT or each.name in (ROW_ID, CHANGED_IN)]
@@ -244,7 +236,11 @@ def rewritten(
     Raises: Corrupt; what `fetch` raises.
     Cost: 1 `fetch` of each data file and delete file.
     """
-    table = _with_lineage_columns(current.table) if current.version == 3 else current.table
+    table = current.table
+    if current.version == 3:
+        longer = Schema(*table.schema().fields, *LINEAGE, schema_id=table.current_schema_id)
+        others = [schema for schema in table.schemas if schema.schema_id != longer.schema_id]
+        table = table.model_copy(update={"schemas": [*others, longer]})
     old = {file.url: file.state for file in group}
     io = _CapturedFiles(fetch, {each.file_path for each in current.deletes.values()})
     with readable(what):
@@ -259,7 +255,8 @@ def rewritten(
         batches = [batch for batch in rows if batch.num_rows]
         if not batches:
             return RewrittenGroup(old, None), {}
-        task = WriteTask(_as_uuid(uuid), 0, table.schema(), batches)
+        name: Any = uuid  # PyIceberg wants a UUID, which only becomes a part of the name of the file
+        task = WriteTask(name, 0, table.schema(), batches)
         (made,) = write_file(io, _writing_to_data(table), iter([task]))
     first = group[0].entry.data_file
     new = _with_partition(made, first.partition, first.spec_id, current.version)
@@ -267,13 +264,6 @@ def rewritten(
 
 
 # ---- row lineage and deletion vectors: format version 3 ----
-
-
-def _with_lineage_columns(table: TableMetadata) -> TableMetadata:
-    schema = table.schema()
-    longer = Schema(*schema.fields, *LINEAGE, schema_id=schema.schema_id)
-    others = [each for each in table.schemas if each.schema_id != schema.schema_id]
-    return table.model_copy(update={"schemas": [*others, longer]})
 
 
 def _traced(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile, io: FileIO) -> Iterator[Any]:
@@ -284,10 +274,7 @@ def _traced(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile, io: File
     """
     data, first = file.entry.data_file, field_of(file.entry.data_file, "first_row_id")
     gone = pa.array(_deleted_rows(current, file, io), pa.int64())
-    at = 0
-    for batch in scan.to_record_batches([FileScanTask(data)]):
-        places = pa.array(range(at, at + batch.num_rows), pa.int64())
-        at += batch.num_rows
+    for places, batch in numbered(scan, data):
         ids, numbers = batch.column(ROW_ID), batch.column(CHANGED_IN)
         if first is not None:
             ids = pc.coalesce(ids, pc.add_checked(places, pa.scalar(first, pa.int64())))
@@ -295,8 +282,6 @@ def _traced(scan: ArrowScan, current: CurrentFiles, file: LiveDataFile, io: File
         columns = [*batch.columns[: -len(LINEAGE)], ids, numbers]
         traced = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
         yield traced.filter(pc.invert(pc.is_in(places, value_set=gone))) if len(gone) else traced
-    if at != data.record_count:
-        raise ValueError(f"a data file has {at} rows, not {data.record_count}")
 
 
 def _deleted_rows(current: CurrentFiles, file: LiveDataFile, io: FileIO) -> list[int]:
@@ -314,11 +299,6 @@ def _deleted_rows(current: CurrentFiles, file: LiveDataFile, io: FileIO) -> list
 
 
 # ---- the commit ----
-
-
-def _as_uuid(text: str) -> Any:
-    """A text where PyIceberg wants a UUID: it only becomes a part of the name of a file."""
-    return text
 
 
 def _writing_to_data(table: TableMetadata) -> TableMetadata:
@@ -359,37 +339,20 @@ def replacing_commit(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The commit that replaces files, if the main branch has not moved, and the manifests to write before, by URL."""
     table = current.table
-    folder = f"{table.location.rstrip('/')}/metadata"
-    manifest = Output(f"{folder}/{stamp.snapshot_id}-{stamp.unique}-m0.avro")
-    listed = Output(f"{folder}/snap-{stamp.snapshot_id}-{stamp.unique}.avro")
     gone = {url for each in done for url in each.old}
     needed = {url for file in current.data if file.url not in gone for url in file.deletes}
-    parent, number = table.current_snapshot_id, table.next_sequence_number()
-    lineage = write_manifest_list(
-        current.version,
-        listed,
-        (stamp.snapshot_id, parent, number),
-        getattr(table, "next_row_id", None),
-        [_new_manifest(current, done, stamp.snapshot_id, manifest), *_kept_manifests(current, gone, needed)],
-    )
-    snapshot = {
-        "snapshot-id": stamp.snapshot_id,
-        "parent-snapshot-id": parent,
-        "sequence-number": number,
-        "timestamp-ms": max(stamp.at_ms, table.last_updated_ms),
-        "manifest-list": listed.location,
-        "summary": _summary(current, done, gone, needed),
-        "schema-id": table.current_schema_id,
-        **lineage,
-    }
-    request = {
-        "requirements": [
-            {"type": "assert-table-uuid", "uuid": str(table.table_uuid)},
-            {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": parent},
-        ],
-        "updates": [AddSnapshot.of(snapshot=snapshot), SetRef.to_main(stamp.snapshot_id)],
-    }
-    return request, {output.location: output.data for output in (manifest, listed)}
+    kept = _kept_manifests(current, gone, needed)
+
+    def manifests(output: Output, snapshot_id: int) -> list[ManifestFile]:
+        return [_new_manifest(current, done, snapshot_id, output), *kept]
+
+    summary = _summary(current, done, gone, kept)
+    updates, files = new_snapshot(table, current.version, stamp, table.current_schema_id, summary, manifests)
+    requirements = [
+        {"type": "assert-table-uuid", "uuid": str(table.table_uuid)},
+        {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.current_snapshot_id},
+    ]
+    return {"requirements": requirements, "updates": updates}, files
 
 
 def _new_manifest(
@@ -417,63 +380,48 @@ def _kept_manifests(current: CurrentFiles, gone: set[str], needed: set[str]) -> 
     return [
         manifest
         for manifest in current.manifests
-        if manifest.manifest_path not in touched and not _is_unneeded(current, manifest, needed)
+        if manifest.manifest_path not in touched
+        and (
+            manifest.content == ManifestContent.DATA
+            or not needed.isdisjoint(current.deletes_in.get(manifest.manifest_path, ()))
+        )
     ]
 
 
-def _is_unneeded(current: CurrentFiles, manifest: ManifestFile, needed: set[str]) -> bool:
-    if manifest.content == ManifestContent.DATA:
-        return False
-    return not any(url in needed for url in current.deletes_in.get(manifest.manifest_path, ()))
-
-
-def _summary(current: CurrentFiles, done: Sequence[RewrittenGroup], gone: set[str], needed: set[str]) -> dict[str, str]:
+def _summary(
+    current: CurrentFiles, done: Sequence[RewrittenGroup], gone: set[str], kept: Sequence[ManifestFile]
+) -> dict[str, str]:
     new = [each.new for each in done if each.new is not None]
     old = [file.entry.data_file for file in current.data if file.url in gone]
     after = [*new, *(file.entry.data_file for file in current.data if file.url not in gone)]
-    kept = {
-        url: current.deletes[url]
-        for manifest in _kept_manifests(current, gone, needed)
-        for url in current.deletes_in.get(manifest.manifest_path, ())
-    }
+    delete_ids = {id_ for manifest in kept for id_ in current.deletes_in.get(manifest.manifest_path, ())}
+    deletes = [current.deletes[id_] for id_ in delete_ids]
     counts = {
-        "added-data-files": len(new),
-        "added-records": sum(file.record_count for file in new),
-        "added-files-size": sum(file.file_size_in_bytes for file in new),
-        "deleted-data-files": len(old),
-        "deleted-records": sum(file.record_count for file in old),
-        "removed-files-size": sum(file.file_size_in_bytes for file in old),
-        "removed-delete-files": len(current.deletes) - len(kept),
-        "total-data-files": len(after),
-        "total-records": sum(file.record_count for file in after),
-        "total-files-size": sum(file.file_size_in_bytes for file in (*after, *kept.values())),
-        "total-delete-files": len(kept),
-        "total-position-deletes": sum(file.record_count for file in kept.values()),
-        "total-equality-deletes": 0,
+        "removed-delete-files": len(current.deletes) - len(deletes),
+        "total-files-size": sum(file.file_size_in_bytes for file in (*after, *deletes)),
+        "total-delete-files": len(deletes),
+        "total-position-deletes": sum(file.record_count for file in deletes),
     }
-    return {"operation": "replace", **{name: str(count) for name, count in counts.items()}}
+    return summary_of("replace", new, old, after) | {name: str(count) for name, count in counts.items()}
 
 
-class _CapturedFiles(FileIO):
+class _CapturedFiles(FetchedFiles):
     """Reads files by `fetch`, and keeps what is written in memory, by URL.
 
     `shared`: files that are read for several others, and are fetched once.
     """
 
     def __init__(self, fetch: Fetch, shared: Collection[str]) -> None:
-        super().__init__()
-        self._fetch = fetch
+        super().__init__(self._read)
+        self._fetch_once = fetch
         self._shared = shared
         self._fetched: dict[str, bytes] = {}
         self._outputs: list[Output] = []
 
-    def new_input(self, location: str) -> InputFile:
-        return Input(location, self._read, DATA_BYTES_MAX)
-
     def _read(self, url: str, size_max: int) -> bytes:
         if url in self._fetched:
             return self._fetched[url]
-        data = self._fetch(url, size_max)
+        data = self._fetch_once(url, size_max)
         if url in self._shared:
             self._fetched[url] = data
         return data
@@ -481,9 +429,6 @@ class _CapturedFiles(FileIO):
     def new_output(self, location: str) -> OutputFile:
         self._outputs.append(Output(location))
         return self._outputs[-1]
-
-    def delete(self, location: str | InputFile | OutputFile) -> None:
-        raise Unsupported(f"{location} cannot be deleted here")
 
     def written(self) -> dict[str, bytes]:
         """The bytes of the files that were written."""

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestEntry
 from pyiceberg.table import FileScanTask
@@ -20,30 +19,8 @@ from pyiceberg.table.metadata import TableMetadata
 
 from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, manifests_in
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
-from limpet.catalog.iceberg.files import Fetch, Input
-from limpet.catalog.iceberg.models import table_of
-from limpet.catalog.warehouse import DATA_BYTES_MAX, Document
+from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, table_of
 from limpet.kernel.errors import Corrupt, Unsupported
-
-
-class FetchedFiles(FileIO):
-    """Files that are read whole, by `fetch`; nothing is written."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        super().__init__()
-        self._fetch = fetch
-
-    def new_input(self, location: str) -> InputFile:
-        """A file to read."""
-        return Input(location, self._fetch, DATA_BYTES_MAX)
-
-    def new_output(self, location: str) -> OutputFile:
-        """Raises: Unsupported."""
-        raise Unsupported(f"{location} cannot be written: a query only reads")
-
-    def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Raises: Unsupported."""
-        raise Unsupported(f"{location} cannot be deleted: a query only reads")
 
 
 class TableReader:
@@ -53,7 +30,7 @@ class TableReader:
         self._fetch = fetch
         self._what = what
         try:
-            self._table: TableMetadata = table_of(Document(metadata))
+            self._table: TableMetadata = table_of(metadata)
             self.arrow_schema: Any = schema_to_pyarrow(self._table.schema(), include_field_ids=False)
         except UNREADABLE as error:
             raise self._corrupt(error) from None
@@ -78,7 +55,6 @@ class TableReader:
             raise self._corrupt(error) from None
 
     def _tasks(self) -> tuple[list[FileScanTask], list[tuple[DataFile, DataFile]]]:
-        """The data files with their position deletes, and those that have a deletion vector."""
         snapshot = self._table.current_snapshot()
         if snapshot is None:
             return [], []
@@ -87,7 +63,6 @@ class TableReader:
         budget = AvroBudget()
         for manifest in manifests_in(Input(snapshot.manifest_list, self._fetch), budget, version=3):
             for entry in entries_in(Input(manifest.manifest_path, self._fetch), manifest, budget, version=3):
-                entry.data_file.spec_id = manifest.partition_spec_id
                 if manifest.content == ManifestContent.DATA:
                     data.append(entry)
                 elif entry.data_file.content == DataFileContent.POSITION_DELETES:
@@ -112,14 +87,20 @@ class TableReader:
 
 
 def _without(gone: list[int], scan: ArrowScan, data: DataFile) -> Iterator[Any]:
-    """The rows of a data file but those at some positions. PyIceberg would unpack vectors of any size.
-
-    Raises: ValueError if it has another number of rows; what PyIceberg raises.
-    """
-    deleted, at = pa.array(gone, pa.int64()), 0
-    for batch in scan.to_record_batches([FileScanTask(data)]):
-        places = pa.array(range(at, at + batch.num_rows), pa.int64())
-        at += batch.num_rows
+    """The rows of a data file but those at some positions. PyIceberg would unpack vectors of any size."""
+    deleted = pa.array(gone, pa.int64())
+    for places, batch in numbered(scan, data):
         yield batch.filter(pc.invert(pc.is_in(places, value_set=deleted)))
+
+
+def numbered(scan: ArrowScan, data: DataFile) -> Iterator[tuple[Any, Any]]:
+    """The record batches of a data file, each with the positions of its rows.
+
+    Raises: ValueError if the file has another number of rows than the manifest says; what PyIceberg raises.
+    """
+    at = 0
+    for batch in scan.to_record_batches([FileScanTask(data)]):
+        yield pa.array(range(at, at + batch.num_rows), pa.int64()), batch
+        at += batch.num_rows
     if at != data.record_count:
         raise ValueError(f"a data file has {at} rows, not {data.record_count}")

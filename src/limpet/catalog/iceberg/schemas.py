@@ -176,7 +176,7 @@ def columns_of(schema: Mapping[str, Any], version: int = VERSION) -> dict[int, S
 
     Raises: Invalid for a schema that is not valid, or has types or default values of a later format version.
     """
-    checked = _converted(schema, SchemaJson, "the schema")
+    checked = converted(schema, SchemaJson, "the schema")
     found: dict[int, SchemaColumn] = {}
     for column, defaults in _walk(schema, "", True, 0):
         if column.id in found:
@@ -214,10 +214,9 @@ def _check_identifier(id_: int, columns: Mapping[int, SchemaColumn]) -> None:
 
 
 def _walk(struct: Mapping[str, Any], path: str, in_struct: bool, depth: int) -> Iterator[tuple[SchemaColumn, Json]]:
-    """The fields of a struct and all below, each with its default values."""
     names: set[str] = set()
     for given in struct.get("fields") or ():
-        field = _converted(given, FieldJson, "the schema")
+        field = converted(given, FieldJson, "the schema")
         if field.name in names:
             raise Invalid(f"Invalid schema: multiple fields for name {path}{field.name}")
         names.add(field.name)
@@ -230,27 +229,23 @@ def _inside(column: SchemaColumn, depth: int) -> Iterator[tuple[SchemaColumn, Js
     if depth > DEPTH_MAX:
         raise Invalid(f"Invalid schema: it is nested more than {DEPTH_MAX} levels deep")
     type_, kind = column.type, column.kind
+    parts: list[SchemaColumn] = []
     if kind == "struct":
         if not isinstance(type_.get("fields"), list | tuple):
             raise Invalid(f"Invalid schema: the struct {column.name!r} has no fields")
         yield from _walk(type_, f"{column.name}.", column.in_struct, depth)
     elif kind == "list":
-        items = _converted(type_, _ListJson, "the schema")
-        inner = [SchemaColumn(items.element_id, f"{column.name}.element", items.element, items.element_required, False)]
-        yield from _each(inner, depth)
+        items = converted(type_, _ListJson, "the schema")
+        parts = [SchemaColumn(items.element_id, f"{column.name}.element", items.element, items.element_required, False)]
     elif kind == "map":
-        pairs = _converted(type_, _MapJson, "the schema")
-        inner = [
+        pairs = converted(type_, _MapJson, "the schema")
+        parts = [
             SchemaColumn(pairs.key_id, f"{column.name}.key", pairs.key, True, False),
             SchemaColumn(pairs.value_id, f"{column.name}.value", pairs.value, pairs.value_required, False),
         ]
-        yield from _each(inner, depth)
-
-
-def _each(columns: Sequence[SchemaColumn], depth: int) -> Iterator[tuple[SchemaColumn, Json]]:
-    for column in columns:
-        yield column, {}
-        yield from _inside(column, depth + 1)
+    for part in parts:
+        yield part, {}
+        yield from _inside(part, depth + 1)
 
 
 _CLOCK = r"\d{2}:\d{2}:\d{2}(?:\.\d{1,%d})?"
@@ -279,7 +274,6 @@ _DEFAULTS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _check_default(type_: Any, value: Any, what: str, depth: int) -> None:
-    """Check a default value.   Raises: Invalid."""
     kind = kind_of(type_)
     if kind in NO_DEFAULT:
         raise Invalid(f"{what} must be null: its type is {kind}")
@@ -358,7 +352,7 @@ _TRANSFORM = re.compile(r"([A-Za-z_][A-Za-z0-9_-]{0,99})(?:\[\s*(\d{1,9})\s*\])?
 
 def check_spec(spec: Any, version: int = VERSION) -> None:
     """Check a partition spec by itself.   Raises: Invalid."""
-    checked = _converted(spec, SpecJson, "the partition spec")
+    checked = converted(spec, SpecJson, "the partition spec")
     _check_unique([field.name for field in checked.fields], "partition field name")
     _check_unique([field.field_id for field in checked.fields if _is_set(field.field_id)], "partition field id")
     for field in checked.fields:
@@ -367,7 +361,7 @@ def check_spec(spec: Any, version: int = VERSION) -> None:
 
 def check_order(order: Any, version: int = VERSION) -> None:
     """Check a sort order by itself.   Raises: Invalid."""
-    checked = _converted(order, OrderJson, "the sort order")
+    checked = converted(order, OrderJson, "the sort order")
     for field in checked.fields:
         _check_sources(field, "a field of the sort order", version)
 
@@ -451,8 +445,8 @@ def _check_unique(values: Sequence[Any], what: str) -> None:
         seen.add(value)
 
 
-def _converted(value: Any, kind: type[records.T], what: str) -> records.T:
-    """A checked struct.   Raises: Invalid."""
+def converted(value: Any, kind: type[records.T], what: str) -> records.T:
+    """A checked struct of what a client sent.   Raises: Invalid."""
     try:
         return records.converted(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -15,10 +15,14 @@ from limpet.catalog.iceberg.commits import checked, created
 from limpet.catalog.iceberg.metadata import (
     MAIN,
     MANY,
+    PARTS,
+    SCHEMAS,
+    SPECS,
     Amount,
     AnyUuid,
     KeyJson,
     Long,
+    MetadataLogJson,
     PartitionStatisticsJson,
     RefJson,
     Short,
@@ -31,6 +35,7 @@ from limpet.catalog.iceberg.metadata import (
     files_in,
     refuse_version,
     strange_urls,
+    used_part,
 )
 from limpet.catalog.iceberg.schemas import (
     FIRST_PARTITION_ID,
@@ -44,6 +49,7 @@ from limpet.catalog.iceberg.schemas import (
     check_order,
     check_spec,
     columns_of,
+    converted,
     kebab_names,
     with_field_ids,
     with_new_ids,
@@ -52,7 +58,6 @@ from limpet.catalog.iceberg.schemas import (
 )
 from limpet.catalog.iceberg.updates import AddOrder, AddSchema, AddSpec, SetOrder, SetProperties, SetSchema, SetSpec
 from limpet.catalog.warehouse import Document, Json, property_texts
-from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
 
 DEFAULT_VERSION = 2
@@ -119,11 +124,6 @@ class _SnapshotLogJson(KebabFields):
     timestamp_ms: Long
 
 
-class _MetadataLogJson(KebabFields):
-    metadata_file: Short
-    timestamp_ms: Long
-
-
 class _TableJson(KebabFields):
     """The fields of a table of every version. A table of version 1 may lack the lists of schemas, specs and orders."""
 
@@ -145,7 +145,7 @@ class _TableJson(KebabFields):
     current_snapshot_id: Long | None = None
     snapshots: Annotated[list[SnapshotJson], msgspec.Meta(max_length=MANY)] | None = None
     snapshot_log: Annotated[list[_SnapshotLogJson], msgspec.Meta(max_length=MANY)] | None = None
-    metadata_log: Annotated[list[_MetadataLogJson], msgspec.Meta(max_length=MANY)] | None = None
+    metadata_log: Annotated[list[MetadataLogJson], msgspec.Meta(max_length=MANY)] | None = None
     refs: Annotated[dict[Short, RefJson], msgspec.Meta(max_length=MANY)] | None = None
     statistics: Annotated[list[StatisticsJson], msgspec.Meta(max_length=MANY)] | None = None
     partition_statistics: Annotated[list[PartitionStatisticsJson], msgspec.Meta(max_length=MANY)] | None = None
@@ -170,9 +170,8 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
     table = _completed(given)
     work = TableWork(table, table["last-updated-ms"], is_new=True)
     check_whole(work)
-    parts = (("schemas", "schema-id"), ("partition-specs", "spec-id"), ("sort-orders", "order-id"))
-    for name, ids in parts:
-        _check_unique([part.get(ids, 0) for part in table[name]], ids)
+    for kind in PARTS:
+        _check_unique([part.get(kind.id, 0) for part in table[kind.listed]], kind.id)
     _check_unique([snapshot["snapshot-id"] for snapshot in table["snapshots"]], "snapshot-id")
     snapshot_ids = {snapshot["snapshot-id"] for snapshot in table["snapshots"]}
     for name, ref in table["refs"].items():
@@ -189,10 +188,7 @@ def registered(given: Mapping[str, Any]) -> tuple[Json, list[tuple[str, str]]]:
 
 def _completed(given: Mapping[str, Any]) -> Json:
     """The metadata with every field of its version.   Raises: Invalid."""
-    try:
-        records.converted(given, _TableJson)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise Invalid(f"the metadata is not valid: {str(error)[:300]}") from None
+    converted(given, _TableJson, "the metadata")
     fields = kebab_names(_TableJson)
     table: Json = {name: value for name, value in given.items() if value is not None or name not in fields}
     for name in _LISTS:
@@ -246,17 +242,17 @@ def _check_unique(ids: Sequence[int], what: str) -> None:
 def _files_in(table: Json) -> Iterator[tuple[str, str]]:
     yield "location", table["location"]
     yield from strange_urls(table, _TableJson)
-    for snapshot in table["snapshots"]:
-        yield from files_in(snapshot, SnapshotJson)
     for entry in table["metadata-log"]:
         yield "metadata log", entry["metadata-file"]
-    for name, kind in (("statistics", StatisticsJson), ("partition-statistics", PartitionStatisticsJson)):
-        for each in table[name]:
-            yield from files_in(each, kind)
-    parts = (("schemas", SchemaJson), ("partition-specs", SpecJson), ("sort-orders", OrderJson))
-    for name, part in (*parts, ("encryption-keys", KeyJson)):
+    kinds: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+        ("snapshots", SnapshotJson),
+        *(("statistics", StatisticsJson), ("partition-statistics", PartitionStatisticsJson)),
+        *((kind.listed, kind.type) for kind in PARTS),
+        ("encryption-keys", KeyJson),
+    )
+    for name, kind in kinds:
         for each in table.get(name, ()):
-            yield from strange_urls(each, part)
+            yield from files_in(each, kind)
     for ref in table["refs"].values():
         yield from strange_urls(ref, RefJson)
 
@@ -268,7 +264,7 @@ def whole(document: Document) -> Json:
     """The metadata of a table with every field of its version; kept in the document.   Raises: Corrupt."""
     if document.table is None:
         try:
-            document.table = document.json() if _is_whole(document.data) else _completed(document.json())
+            document.table = _completed(document.json())
         except Invalid as error:
             raise Corrupt(str(error)) from None
     return document.table
@@ -278,9 +274,8 @@ def document_of(table: Json) -> Document:
     """The document of whole metadata.   Raises: Invalid for numbers of more than 64 bits."""
     written = table
     if table["format-version"] == 1:  # its readers may know only these fields of the current schema and spec
-        [schema] = [part for part in table["schemas"] if part.get("schema-id", 0) == table["current-schema-id"]]
-        [spec] = [part for part in table["partition-specs"] if part.get("spec-id", 0) == table["default-spec-id"]]
-        written = {**table, "schema": schema, "partition-spec": spec["fields"]}
+        fields = used_part(table, SPECS)["fields"]
+        written = {**table, "schema": used_part(table, SCHEMAS), "partition-spec": fields}
         del written["last-sequence-number"]
     try:
         document = Document(msgspec.json.encode(written), written)
@@ -288,51 +283,3 @@ def document_of(table: Json) -> Document:
         raise Invalid(f"the table is not valid: {error}") from None
     document.table = table
     return document
-
-
-class _Snapshot(msgspec.Struct, rename="kebab"):
-    snapshot_id: Long
-    timestamp_ms: Long
-    parent_snapshot_id: Long | None = None
-
-
-class _SnapshotId(msgspec.Struct, rename="kebab"):
-    snapshot_id: Long
-
-
-class _WholeTable(msgspec.Struct, rename="kebab"):
-    """The fields that a commit uses, and their types."""
-
-    format_version: Literal[2, 3]
-    table_uuid: Short
-    location: Short
-    last_updated_ms: Long
-    last_sequence_number: Long
-    last_column_id: Long
-    current_schema_id: Long
-    default_spec_id: Long
-    default_sort_order_id: Long
-    last_partition_id: Long
-    schemas: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    partition_specs: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    sort_orders: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MANY)]
-    properties: Texts
-    snapshots: Annotated[list[_Snapshot], msgspec.Meta(max_length=MANY)]
-    snapshot_log: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    metadata_log: Annotated[list[_MetadataLogJson], msgspec.Meta(max_length=MANY)]
-    refs: Annotated[dict[Short, _SnapshotId], msgspec.Meta(max_length=MANY)]
-    statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    partition_statistics: Annotated[list[_SnapshotId], msgspec.Meta(max_length=MANY)]
-    next_row_id: Amount | msgspec.UnsetType = msgspec.UNSET
-    current_snapshot_id: Amount | msgspec.UnsetType = msgspec.UNSET
-
-
-def _is_whole(data: bytes) -> bool:
-    """Whether metadata has every field of version 2 or 3: all that this catalog writes has."""
-    try:
-        table = records.decoder(_WholeTable).decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    if table.format_version == VERSION and table.next_row_id is msgspec.UNSET:
-        return False
-    return table.current_snapshot_id is msgspec.UNSET or MAIN in table.refs

@@ -14,10 +14,12 @@ import msgspec
 from limpet.catalog.iceberg.metadata import (
     MAIN,
     MANY,
+    ORDERS,
     ROW_ID_MAX,
+    SCHEMAS,
+    SPECS,
     AnyUuid,
     Ids,
-    JsonIds,
     KeyJson,
     Long,
     PartitionStatisticsJson,
@@ -27,6 +29,7 @@ from limpet.catalog.iceberg.metadata import (
     StatisticsJson,
     TableWork,
     Texts,
+    ViewVersionJson,
 )
 from limpet.catalog.iceberg.schemas import (
     UNSET_ID,
@@ -61,7 +64,7 @@ class Update(KebabFields, tag_field="action"):
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
         """Change the metadata by a checked update.   Raises: CommitFailed; Invalid."""
-        raise NotImplementedError  # every update below defines it: a struct of msgspec cannot have abstract methods
+        raise NotImplementedError  # every update of tables defines it: a struct of msgspec cannot have abstract methods
 
 
 # ---- snapshots, branches and tags ----
@@ -177,19 +180,17 @@ class RemoveSnapshots(Update, tag="remove-snapshots"):
         for name in [name for name, ref in table["refs"].items() if ref["snapshot-id"] in gone]:
             RemoveRef.apply(work, {"ref-name": name})
         work.set(
-            snapshots=[_orphaned(each, gone) for each in table["snapshots"] if each["snapshot-id"] not in gone],
+            snapshots=[
+                {key: value for key, value in each.items() if key != "parent-snapshot-id" or value not in gone}
+                for each in table["snapshots"]
+                if each["snapshot-id"] not in gone
+            ],
             snapshot_log=[each for each in table["snapshot-log"] if each["snapshot-id"] not in gone],
         )
         for name in ("statistics", "partition-statistics"):
             left = [part for part in table[name] if part["snapshot-id"] not in gone]
             if len(left) != len(table[name]):
                 work.set(**{name: left})
-
-
-def _orphaned(snapshot: Json, gone: set[int]) -> Json:
-    if snapshot.get("parent-snapshot-id") not in gone:
-        return snapshot
-    return {key: value for key, value in snapshot.items() if key != "parent-snapshot-id"}
 
 
 # ---- the table and its properties ----
@@ -273,11 +274,8 @@ class AddSchema(Update, tag="add-schema"):
     def apply(work: TableWork, update: Json) -> None:
         schema = {"type": "struct", **update["schema"]}
         columns = columns_of(schema, work.version)
-        id_ = work.schemas.place(schema.get("schema-id", 0), schema)
-        if id_ is not None:
-            schema["schema-id"] = id_
-            last = max([work.table["last-column-id"], *columns])
-            work.set(schemas=[*work.table["schemas"], schema], last_column_id=last)
+        if work.parts(SCHEMAS).add(schema.get("schema-id", 0), schema):
+            work.set(last_column_id=max([work.table["last-column-id"], *columns]))
 
 
 class SetSchema(Update, tag="set-current-schema"):
@@ -287,7 +285,7 @@ class SetSchema(Update, tag="set-current-schema"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        work.use(work.schemas, update.get("schema-id", UNSET_ID), "current-schema-id", "schema", "current schema")
+        work.parts(SCHEMAS).use(update.get("schema-id", UNSET_ID))
 
 
 class RemoveSchemas(Update, tag="remove-schemas"):
@@ -297,18 +295,7 @@ class RemoveSchemas(Update, tag="remove-schemas"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        gone = {*update["schema-ids"]}
-        _remove_parts(work, "schemas", "schema-id", gone, work.table["current-schema-id"], work.schemas)
-
-
-def _remove_parts(work: TableWork, name: str, id_name: str, gone: set[int], current: int, ids: JsonIds) -> None:
-    if current in gone:
-        raise Invalid(f"Cannot remove {id_name} {current}: the table uses it")
-    kept = [each for each in work.table[name] if each.get(id_name, 0) not in gone]
-    if len(kept) != len(work.table[name]):
-        work.set(**{name: kept})
-        for id_ in gone:
-            ids.known.pop(id_, None)
+        work.parts(SCHEMAS).remove({*update["schema-ids"]})
 
 
 class AddSpec(Update, tag="add-spec"):
@@ -320,12 +307,10 @@ class AddSpec(Update, tag="add-spec"):
     def apply(work: TableWork, update: Json) -> None:
         check_spec(update["spec"], work.version)
         older = [field for spec in work.table["partition-specs"] for field in spec["fields"]]
-        spec = with_field_ids(update["spec"], older, work.table["last-partition-id"])
-        id_ = work.specs.place(spec.get("spec-id", 0), spec)
-        if id_ is not None:
-            spec["spec-id"] = id_
-            last = max([work.table["last-partition-id"], *(field["field-id"] for field in spec["fields"])])
-            work.set(partition_specs=[*work.table["partition-specs"], spec], last_partition_id=last)
+        last = work.table["last-partition-id"]
+        spec = with_field_ids(update["spec"], older, last)
+        if work.parts(SPECS).add(spec.get("spec-id", 0), spec):
+            work.set(last_partition_id=max([last, *(field["field-id"] for field in spec["fields"])]))
 
 
 class SetSpec(Update, tag="set-default-spec"):
@@ -335,9 +320,7 @@ class SetSpec(Update, tag="set-default-spec"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        work.use(
-            work.specs, update.get("spec-id", UNSET_ID), "default-spec-id", "partition spec", "default partition spec"
-        )
+        work.parts(SPECS).use(update.get("spec-id", UNSET_ID))
 
 
 class RemoveSpecs(Update, tag="remove-partition-specs"):
@@ -347,8 +330,7 @@ class RemoveSpecs(Update, tag="remove-partition-specs"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        gone = {*update["spec-ids"]}
-        _remove_parts(work, "partition-specs", "spec-id", gone, work.table["default-spec-id"], work.specs)
+        work.parts(SPECS).remove({*update["spec-ids"]})
 
 
 class AddOrder(Update, tag="add-sort-order"):
@@ -360,10 +342,7 @@ class AddOrder(Update, tag="add-sort-order"):
     def apply(work: TableWork, update: Json) -> None:
         check_order(update["sort-order"], work.version)
         order = with_null_order(update["sort-order"])
-        id_ = work.orders.place(order.get("order-id", 0) if order["fields"] else 0, order)
-        if id_ is not None:
-            order["order-id"] = id_
-            work.set(sort_orders=[*work.table["sort-orders"], order])
+        work.parts(ORDERS).add(order.get("order-id", 0) if order["fields"] else 0, order)
 
 
 class SetOrder(Update, tag="set-default-sort-order"):
@@ -373,8 +352,7 @@ class SetOrder(Update, tag="set-default-sort-order"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        id_ = update.get("sort-order-id", UNSET_ID)
-        work.use(work.orders, id_, "default-sort-order-id", "sort order", "default sort order")
+        work.parts(ORDERS).use(update.get("sort-order-id", UNSET_ID))
 
 
 # ---- statistics and keys ----
@@ -435,7 +413,7 @@ class AddKey(Update, tag="add-encryption-key"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        _need_version_3(work, "encryption keys are")
+        _need_version_3(work)
         new, before = update["encryption-key"], work.table.get("encryption-keys") or []
         same = [each for each in before if each["key-id"] == new["key-id"]]
         if same and same[0] != new:
@@ -451,16 +429,31 @@ class RemoveKey(Update, tag="remove-encryption-key"):
 
     @staticmethod
     def apply(work: TableWork, update: Json) -> None:
-        _need_version_3(work, "encryption keys are")
+        _need_version_3(work)
         before = work.table.get("encryption-keys") or []
         kept = [each for each in before if each["key-id"] != update["key-id"]]
         if len(kept) != len(before):
             work.set(encryption_keys=kept)
 
 
-def _need_version_3(work: TableWork, what: str) -> None:
+def _need_version_3(work: TableWork) -> None:
     if work.version < VERSION:
-        raise Invalid(f"the table has format version {work.table['format-version']}: {what} not supported until v3")
+        raise Invalid(f"the table has format version {work.version}: encryption keys are not supported until v3")
+
+
+# ---- views ----
+
+
+class AddViewVersion(Update, tag="add-view-version"):
+    """Add a version to a view. `limpet.catalog.iceberg.views` applies the updates of views."""
+
+    view_version: ViewVersionJson
+
+
+class SetViewVersion(Update, tag="set-current-view-version"):
+    """Make a version of a view the current one."""
+
+    view_version_id: Long
 
 
 AnyUpdate = (
@@ -469,7 +462,13 @@ AnyUpdate = (
     RemoveSpecs | AddOrder | SetOrder | SetStatistics | RemoveStatistics | SetPartitionStatistics |
     RemovePartitionStatistics | AddKey | RemoveKey
 )  # fmt: skip
-UPDATES: Mapping[str, type[Update]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyUpdate)}
+ViewUpdate = (
+    AssignUuid | UpgradeVersion | AddSchema | SetLocation | SetProperties | RemoveProperties | AddViewVersion
+    | SetViewVersion
+)  # fmt: skip
+UPDATES: Mapping[str, type[Update]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(AnyUpdate | ViewUpdate)
+}
 LIGHT = (AddSnapshot, SetRef, RemoveRef, RemoveSnapshots, SetProperties, RemoveProperties)
 """The updates whose cost does not grow with the schemas, specs and orders of the table."""
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from limpet.catalog.iceberg.commits import listed
-from limpet.catalog.iceberg.models import check_view
+import msgspec
+
+from limpet.catalog.iceberg.commits import as_text, listed
+from limpet.catalog.iceberg.metadata import MANY, Long, Short, Texts, ViewVersionJson
+from limpet.catalog.iceberg.schemas import UNSET_ID, KebabFields, SchemaJson, columns_of, converted
+from limpet.catalog.iceberg.updates import (
+    UPDATES,
+    AddSchema,
+    AddViewVersion,
+    AssignUuid,
+    RemoveProperties,
+    SetLocation,
+    SetProperties,
+    SetViewVersion,
+    Update,
+    UpgradeVersion,
+    ViewUpdate,
+)
 from limpet.catalog.names import CommitFailed
-from limpet.catalog.warehouse import Document, Warehouse, property_texts
+from limpet.catalog.warehouse import Document, Json, property_texts
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
 
@@ -17,32 +33,44 @@ HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10
 UPDATES_MAX = 1000
 REPRESENTATIONS_MAX = 100
-LAST_ADDED = -1
-LAST_SCHEMA, LAST_VERSION = "last-schema", "last-version"
-
-Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ViewChanges:
-    """A parsed replacement: the UUIDs that it requires, and its updates."""
-
-    uuids: Sequence[Any]
-    updates: Sequence[Json]
+class _NewView(KebabFields):
+    schema: SchemaJson
+    view_version: ViewVersionJson
 
 
-def parse_new(request: Mapping[str, Any], now_ms: int) -> Json:
-    """The schema, the first version and the properties of a new view.   Raises: Invalid."""
-    return {
-        "schema": _object(request, "schema"),
-        "version": _dated(_object(request, "view-version"), now_ms),
-        "properties": property_texts(request.get("properties") or {}),
-    }
+class _UuidCheck(KebabFields, tag_field="type", tag="assert-view-uuid"):
+    uuid: Short
 
 
-def created(new: Json, location: str, uuid: str) -> Document:
-    """The metadata of a new view, from the result of `parse_new`.   Raises: Invalid."""
-    first = {**new["version"], "version-id": 1, "schema-id": 0}
+class _Changes(msgspec.Struct):
+    updates: Annotated[list[ViewUpdate], msgspec.Meta(max_length=UPDATES_MAX)]
+    requirements: Annotated[list[_UuidCheck], msgspec.Meta(max_length=UPDATES_MAX)]
+
+
+class _LogJson(KebabFields):
+    version_id: Long
+    timestamp_ms: Long
+
+
+class _ViewJson(KebabFields):
+    view_uuid: Short
+    format_version: Literal[1]
+    location: Short
+    schemas: Annotated[list[SchemaJson], msgspec.Meta(max_length=MANY)]
+    current_version_id: Long
+    versions: Annotated[list[ViewVersionJson], msgspec.Meta(max_length=MANY)]
+    version_log: Annotated[list[_LogJson], msgspec.Meta(max_length=MANY)]
+    properties: Texts | None = None
+
+
+def new_view(request: Mapping[str, Any], location: str, uuid: str, now_ms: int) -> Document:
+    """The metadata of a new view.   Raises: Invalid."""
+    given: Json = {name: request.get(name) for name in ("schema", "view-version")}
+    converted(given, _NewView, "the view")
+    columns_of(given["schema"])
+    first = {**_dated(given["view-version"], now_ms), "version-id": 1, "schema-id": 0}
     return document_of(
         {
             "view-uuid": uuid,
@@ -51,8 +79,8 @@ def created(new: Json, location: str, uuid: str) -> Document:
             "current-version-id": 1,
             "versions": [first],
             "version-log": [{"timestamp-ms": first["timestamp-ms"], "version-id": 1}],
-            "schemas": [{**new["schema"], "schema-id": 0}],
-            "properties": new["properties"],
+            "schemas": [{**given["schema"], "schema-id": 0}],
+            "properties": property_texts(request.get("properties") or {}),
         }
     )
 
@@ -61,157 +89,153 @@ def registered(given: Json) -> Json:
     """The metadata of a view that another program wrote.   Raises: Invalid."""
     if given.get("format-version") != 1:
         raise Invalid("views have format version 1")
-    check_view(given)
-    versions = _objects(given["versions"], "versions")
-    if len(versions) > UPDATES_MAX:
-        raise Invalid(f"the view has {len(versions)} versions; at most {UPDATES_MAX} are taken")
-    new = {**given, "versions": [_dated(version, 0) for version in versions]}
-    _version(new, new.get("current-version-id"))
-    return {**new, "properties": property_texts(new.get("properties") or {})}
+    given = {**given, "properties": property_texts(given.get("properties") or {})}
+    converted(given, _ViewJson, "the view")
+    for schema in given["schemas"]:
+        columns_of(schema)
+    if len(given["versions"]) > UPDATES_MAX:
+        raise Invalid(f"the view has {len(given['versions'])} versions; at most {UPDATES_MAX} are taken")
+    schemas = [{"schema-id": 0, **schema} for schema in given["schemas"]]
+    versions = [{"version-id": 1, **_dated(version, 0)} for version in given["versions"]]
+    view = {**given, "schemas": schemas, "versions": versions}
+    _version(view, view["current-version-id"])
+    return view
 
 
-def parse_changes(request: Mapping[str, Any], now_ms: int) -> ViewChanges:
+def document_of(metadata: Json) -> Document:
+    """Metadata of a view.   Raises: Invalid."""
+    converted(metadata, _ViewJson, "the view")
+    return Document(records.plain_bytes(metadata, what="the view"), metadata)
+
+
+# ---- replacements ----
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanges:
+    """A parsed replacement: the UUIDs that it requires, and its updates."""
+
+    uuids: Sequence[str]
+    updates: Sequence[Json]
+
+
+def parse_changes(request: Mapping[str, Any], canonical: Callable[[str], str], now_ms: int) -> ViewChanges:
     """The parsed changes of a request. Locations are not checked yet.   Raises: Invalid."""
-    requirements = _objects(listed(request, "requirements", UPDATES_MAX), "requirements")
-    updates = _objects(listed(request, "updates", UPDATES_MAX), "updates")
-    for requirement in requirements:
-        if requirement.get("type") != "assert-view-uuid":
-            raise Invalid(f"there is no requirement {requirement.get('type')!r} of views")
-    for update in updates:
-        match update.get("action"):
-            case "set-location":
-                _text(update, "location")
-            case "set-properties":
-                update["updates"] = property_texts(update.get("updates"))
-            case "add-view-version":
-                update["view-version"] = _dated(_object(update, "view-version"), now_ms)
-            case action if not isinstance(action, str) or action not in _UPDATES:
-                raise Invalid(f"there is no update {action!r} of views")
-    return ViewChanges([requirement.get("uuid") for requirement in requirements], updates)
-
-
-def placed(updates: Sequence[Json], warehouse: Warehouse) -> tuple[str | None, dict[str, str]]:
-    """The folder that parsed updates move a view to, None if they do not, and the folders in its properties.
-
-    Raises: Invalid.
-    """
-    root, places = None, dict[str, str]()
-    for update in updates:
-        if update["action"] == "set-location":
-            root = warehouse.root_of(update["location"])
-            update["location"] = warehouse.location(root)
-        elif update["action"] == "set-properties":
-            places |= warehouse.check_properties(update["updates"])
-    return root, places
+    required = listed(request, "requirements", UPDATES_MAX)
+    updates = [as_text(update, canonical) for update in listed(request, "updates", UPDATES_MAX)]
+    converted({"updates": updates, "requirements": required}, _Changes, "the replacement of the view")
+    for nth, update in enumerate(updates):
+        kind = UPDATES[update["action"]]
+        if kind is AddSchema:
+            columns_of(update["schema"])
+        elif kind is AddViewVersion:
+            updates[nth] = {**update, "view-version": _dated(update["view-version"], now_ms)}
+    return ViewChanges([requirement["uuid"] for requirement in required], updates)
 
 
 def replaced(document: Document, wanted: ViewChanges) -> Document:
     """The metadata after a replacement.   Raises: CommitFailed; Invalid; Corrupt."""
-    return document_of(_applied(_json(document), wanted))
-
-
-def _applied(base: Json, wanted: ViewChanges) -> Json:
-    """The metadata after the updates.   Raises: CommitFailed; Invalid."""
+    base = document.json()
+    try:
+        converted(base, _ViewJson, "the metadata of the view")
+    except Invalid as error:
+        raise Corrupt(str(error)) from None
     for uuid in wanted.uuids:
-        if str(uuid).lower() != str(base["view-uuid"]).lower():
+        if uuid.lower() != base["view-uuid"].lower():
             raise CommitFailed(
-                f"Requirement failed: view UUID does not match: expected {base['view-uuid']} != {str(uuid)[:100]}"
+                f"Requirement failed: view UUID does not match: expected {base['view-uuid']} != {uuid[:100]}"
             )
-    new = {**base, "schemas": [*base["schemas"]], "versions": [*base["versions"]]}
+    work = _ViewWork(base)
     for update in wanted.updates:
-        _UPDATES[update["action"]](new, update)
-    for helper in (LAST_SCHEMA, LAST_VERSION):
-        new.pop(helper, None)
-    current = new["current-version-id"]
+        _APPLY[UPDATES[update["action"]]](work, update)
+    current, log = work.view["current-version-id"], base["version-log"]
     if current != base["current-version-id"]:
-        stamp = {"timestamp-ms": _version(new, current)["timestamp-ms"], "version-id": current}
-        new["version-log"] = [*base["version-log"], stamp]
-    return _trimmed(new)
+        at_ms = _version(work.view, current)["timestamp-ms"]
+        log = [*log, {"timestamp-ms": at_ms, "version-id": current}]
+    return document_of(_trimmed({**work.view, "version-log": log}))
+
+
+class _ViewWork:
+    """Metadata of a view that is being changed, and the ids that were added last. Its values are never modified."""
+
+    def __init__(self, view: Json) -> None:
+        self.view = {**view, "properties": view.get("properties") or {}}
+        self._schema_id: int | None = None
+        self._version_id: int | None = None
+
+    def assign_uuid(self, update: Json) -> None:
+        if update["uuid"] != self.view["view-uuid"]:
+            raise Invalid(f"Cannot reassign uuid: the view has {self.view['view-uuid']}")
+
+    def upgrade(self, update: Json) -> None:
+        if update["format-version"] != 1:
+            raise Invalid("views have format version 1")
+
+    def set_location(self, update: Json) -> None:
+        self.view["location"] = update["location"].rstrip("/")
+
+    def set_properties(self, update: Json) -> None:
+        self.view["properties"] = {**self.view["properties"], **update["updates"]}
+
+    def remove_properties(self, update: Json) -> None:
+        kept = self.view["properties"].keys() - {*update["removals"]}
+        self.view["properties"] = {name: text for name, text in self.view["properties"].items() if name in kept}
+
+    def add_schema(self, update: Json) -> None:
+        schemas = self.view["schemas"]
+        for known in schemas:
+            if {**known, "schema-id": 0} == {**update["schema"], "schema-id": 0}:
+                self._schema_id = known["schema-id"]
+                return
+        self._schema_id = max(known["schema-id"] for known in schemas) + 1
+        self.view["schemas"] = [*schemas, {**update["schema"], "schema-id": self._schema_id}]
+
+    def add_version(self, update: Json) -> None:
+        schema_id = update["view-version"]["schema-id"]
+        if schema_id == UNSET_ID:
+            if self._schema_id is None:
+                raise Invalid("Cannot set last added schema: no schema has been added")
+            schema_id = self._schema_id
+        if schema_id not in [schema["schema-id"] for schema in self.view["schemas"]]:
+            raise Invalid(f"the view has no schema {schema_id!r}")
+        self._version_id = max(known["version-id"] for known in self.view["versions"]) + 1
+        new = {**update["view-version"], "schema-id": schema_id, "version-id": self._version_id}
+        self.view["versions"] = [*self.view["versions"], new]
+
+    def set_version(self, update: Json) -> None:
+        id_ = update["view-version-id"]
+        if id_ == UNSET_ID:
+            if self._version_id is None:
+                raise Invalid("Cannot set last version id: no current version id has been set")
+            id_ = self._version_id
+        self.view["current-version-id"] = _version(self.view, id_)["version-id"]
+
+
+_APPLY: Mapping[type[Update], Callable[[_ViewWork, Json], None]] = {
+    AssignUuid: _ViewWork.assign_uuid,
+    UpgradeVersion: _ViewWork.upgrade,
+    AddSchema: _ViewWork.add_schema,
+    SetLocation: _ViewWork.set_location,
+    SetProperties: _ViewWork.set_properties,
+    RemoveProperties: _ViewWork.remove_properties,
+    AddViewVersion: _ViewWork.add_version,
+    SetViewVersion: _ViewWork.set_version,
+}
 
 
 def _trimmed(view: Json) -> Json:
     """Remove versions beyond the retained history; the current one always stays."""
-    given = view.get("properties", {}).get(HISTORY, str(HISTORY_MAX))
+    given = view["properties"].get(HISTORY, str(HISTORY_MAX))
     keep = int(given) if given.isdecimal() and 0 < len(given) < 6 and int(given) else HISTORY_MAX
-    newest = sorted(view["versions"], key=lambda version: version["version-id"])[-keep:]
-    kept = {version["version-id"] for version in newest} | {view["current-version-id"]}
-    view["versions"] = [version for version in view["versions"] if version["version-id"] in kept]
+    newest = sorted(version["version-id"] for version in view["versions"])[-keep:]
+    kept = {*newest, view["current-version-id"]}
+    versions = [version for version in view["versions"] if version["version-id"] in kept]
     log = view["version-log"]
-    gone = max((i for i, entry in enumerate(log) if entry["version-id"] not in kept), default=-1)
-    view["version-log"] = log[gone + 1 :]
-    return view
+    gone = max((nth for nth, entry in enumerate(log) if entry["version-id"] not in kept), default=-1)
+    return {**view, "versions": versions, "version-log": log[gone + 1 :]}
 
 
-def _assign_uuid(view: Json, update: Json) -> None:
-    if update.get("uuid") != view["view-uuid"]:
-        raise Invalid(f"Cannot reassign uuid: the view has {view['view-uuid']}")
-
-
-def _upgrade(view: Json, update: Json) -> None:
-    if update.get("format-version") != 1:
-        raise Invalid("views have format version 1")
-
-
-def _add_schema(view: Json, update: Json) -> None:
-    schema = _object(update, "schema")
-    body = {key: value for key, value in schema.items() if key != "schema-id"}
-    for known in view["schemas"]:
-        if {key: value for key, value in known.items() if key != "schema-id"} == body:
-            view[LAST_SCHEMA] = known["schema-id"]
-            return
-    view[LAST_SCHEMA] = max(known["schema-id"] for known in view["schemas"]) + 1
-    view["schemas"].append({**schema, "schema-id": view[LAST_SCHEMA]})
-
-
-def _set_location(view: Json, update: Json) -> None:
-    view["location"] = update["location"]
-
-
-def _set_properties(view: Json, update: Json) -> None:
-    view["properties"] = {**view.get("properties", {}), **update["updates"]}
-
-
-def _remove_properties(view: Json, update: Json) -> None:
-    removals = update.get("removals")
-    if not isinstance(removals, list):
-        raise Invalid("removals must be a list")
-    view["properties"] = {key: value for key, value in view.get("properties", {}).items() if key not in removals}
-
-
-def _add_version(view: Json, update: Json) -> None:
-    version = dict(update["view-version"])
-    if version.get("schema-id") == LAST_ADDED:
-        if LAST_SCHEMA not in view:
-            raise Invalid("Cannot set last added schema: no schema has been added")
-        version["schema-id"] = view[LAST_SCHEMA]
-    if version.get("schema-id") not in [schema["schema-id"] for schema in view["schemas"]]:
-        raise Invalid(f"the view has no schema {version.get('schema-id')!r}")
-    version["version-id"] = view[LAST_VERSION] = max(known["version-id"] for known in view["versions"]) + 1
-    view["versions"].append(version)
-
-
-def _set_current(view: Json, update: Json) -> None:
-    id_ = update.get("view-version-id")
-    if id_ == LAST_ADDED:
-        if LAST_VERSION not in view:
-            raise Invalid("Cannot set last version id: no current version id has been set")
-        id_ = view[LAST_VERSION]
-    view["current-version-id"] = _version(view, id_)["version-id"]
-
-
-_UPDATES: Mapping[str, Callable[[Json, Json], None]] = {
-    "assign-uuid": _assign_uuid,
-    "upgrade-format-version": _upgrade,
-    "add-schema": _add_schema,
-    "set-location": _set_location,
-    "set-properties": _set_properties,
-    "remove-properties": _remove_properties,
-    "add-view-version": _add_version,
-    "set-current-view-version": _set_current,
-}
-
-
-def _version(view: Json, id_: object) -> Json:
+def _version(view: Json, id_: int) -> Json:
     for version in view["versions"]:
         if version["version-id"] == id_:
             return dict(version)
@@ -220,57 +244,12 @@ def _version(view: Json, id_: object) -> Json:
 
 def _dated(version: Json, now_ms: int) -> Json:
     """A version from a client, with a time.   Raises: Invalid if it has two SQL texts for one dialect."""
-    given = version.get("representations")
-    representations = given if isinstance(given, list) else []
-    if len(representations) > REPRESENTATIONS_MAX:
-        raise Invalid(f"a view has at most {REPRESENTATIONS_MAX} representations, not {len(representations)}")
-    dialects = [each.get("dialect") for each in representations if isinstance(each, Mapping)]
-    twice = _first_twice(dialect.lower() for dialect in dialects if isinstance(dialect, str))
-    if twice is not None:
-        raise Invalid(f"Invalid view version: Cannot add multiple queries for dialect {twice[:100]}")
-    if version.get("timestamp-ms") is None:
-        return {**version, "timestamp-ms": now_ms}
-    return dict(version)
-
-
-def _first_twice(texts: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for text in texts:
-        if text in seen:
-            return text
-        seen.add(text)
-    return None
-
-
-def document_of(metadata: Json) -> Document:
-    """Metadata of a view.   Raises: Invalid."""
-    check_view(metadata)
-    return Document(records.plain_bytes(metadata, what="the view"), metadata)
-
-
-def _json(document: Document) -> Json:
-    try:
-        check_view(document.json())
-    except Invalid as error:
-        raise Corrupt(f"the metadata of the view is not valid: {error}") from None
-    return document.json()
-
-
-def _object(request: Mapping[str, Any], key: str) -> Json:
-    found = request.get(key)
-    if not isinstance(found, Mapping):
-        raise Invalid(f"{key} must be an object")
-    return dict(found)
-
-
-def _objects(found: Sequence[Any], key: str) -> list[Json]:
-    if not all(isinstance(each, Mapping) for each in found):
-        raise Invalid(f"{key} must be a list of objects")
-    return [dict(each) for each in found]
-
-
-def _text(request: Mapping[str, Any], key: str) -> str:
-    found = request.get(key)
-    if not isinstance(found, str):
-        raise Invalid(f"{key} must be a string")
-    return found
+    if (count := len(version["representations"])) > REPRESENTATIONS_MAX:
+        raise Invalid(f"a view has at most {REPRESENTATIONS_MAX} representations, not {count}")
+    dialects: set[str] = set()
+    for representation in version["representations"]:
+        dialect = representation["dialect"].lower()
+        if dialect in dialects:
+            raise Invalid(f"Invalid view version: Cannot add multiple queries for dialect {dialect[:100]}")
+        dialects.add(dialect)
+    return {**version, "timestamp-ms": now_ms if version.get("timestamp-ms") is None else version["timestamp-ms"]}

@@ -10,12 +10,12 @@ from urllib.parse import unquote
 
 import msgspec
 
+from limpet.catalog.iceberg.metadata import MAIN, MANY, Long, MetadataLogJson, Short
 from limpet.catalog.iceberg.updates import RemoveRef, RemoveSnapshots
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt
 from limpet.kernel.records import Count, Positive
 
-MAIN = "main"
 DAY_MS = 24 * 3600 * 1000
 MAX_AGE_MS = 5 * DAY_MS
 MIN_SNAPSHOTS = 1
@@ -26,29 +26,24 @@ MIN_SNAPSHOTS_PROPERTY = "history.expire.min-snapshots-to-keep"
 MAX_REF_AGE_PROPERTY = "history.expire.max-ref-age-ms"
 GC_PROPERTY = "gc.enabled"
 
-_MANY = 1 << 20
-_Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-_Short = Annotated[str, msgspec.Meta(max_length=1 << 20)]
-
-
 # ---- the metadata of a table, as far as maintenance reads it ----
 
 
 class TableSnapshot(msgspec.Struct, rename="kebab", frozen=True):
     """A snapshot of a table: its time, its parent, and the list of its manifests."""
 
-    snapshot_id: _Long
-    timestamp_ms: _Long
-    sequence_number: _Long | None = None
-    parent_snapshot_id: _Long | None = None
-    manifest_list: _Short | None = None
+    snapshot_id: Long
+    timestamp_ms: Long
+    sequence_number: Long | None = None
+    parent_snapshot_id: Long | None = None
+    manifest_list: Short | None = None
 
 
 class TableRef(msgspec.Struct, rename="kebab", frozen=True):
     """A branch or tag, with its own retention rules."""
 
-    snapshot_id: _Long
-    type: _Short = "branch"
+    snapshot_id: Long
+    type: Short = "branch"
     min_snapshots_to_keep: Positive | None = None
     max_snapshot_age_ms: Count | None = None
     max_ref_age_ms: Count | None = None
@@ -57,31 +52,24 @@ class TableRef(msgspec.Struct, rename="kebab", frozen=True):
 class StatisticsFile(msgspec.Struct, rename="kebab", frozen=True):
     """A statistics file: Puffin, or the partition statistics."""
 
-    statistics_path: _Short
-
-
-class MetadataLogEntry(msgspec.Struct, rename="kebab", frozen=True):
-    """An older metadata file, and the time of the metadata in it."""
-
-    metadata_file: _Short
-    timestamp_ms: _Long
+    statistics_path: Short
 
 
 class TableHistory(msgspec.Struct, rename="kebab", frozen=True):
     """The metadata of a table, of any format version, without schemas and partition specs."""
 
     format_version: Annotated[int, msgspec.Meta(ge=1, le=1000)]
-    table_uuid: _Short
-    location: _Short
-    last_updated_ms: _Long
-    last_sequence_number: _Long = 0
-    properties: Annotated[dict[_Short, _Short], msgspec.Meta(max_length=_MANY)] = {}
-    snapshots: Annotated[tuple[TableSnapshot, ...], msgspec.Meta(max_length=_MANY)] | None = None
-    refs: Annotated[dict[_Short, TableRef], msgspec.Meta(max_length=_MANY)] | None = None
-    current_snapshot_id: _Long | None = None
-    metadata_log: Annotated[tuple[MetadataLogEntry, ...], msgspec.Meta(max_length=_MANY)] | None = None
-    statistics: Annotated[tuple[StatisticsFile, ...], msgspec.Meta(max_length=_MANY)] | None = None
-    partition_statistics: Annotated[tuple[StatisticsFile, ...], msgspec.Meta(max_length=_MANY)] | None = None
+    table_uuid: Short
+    location: Short
+    last_updated_ms: Long
+    last_sequence_number: Long = 0
+    properties: Annotated[dict[Short, Short], msgspec.Meta(max_length=MANY)] = {}
+    snapshots: Annotated[tuple[TableSnapshot, ...], msgspec.Meta(max_length=MANY)] | None = None
+    refs: Annotated[dict[Short, TableRef], msgspec.Meta(max_length=MANY)] | None = None
+    current_snapshot_id: Long | None = None
+    metadata_log: Annotated[tuple[MetadataLogJson, ...], msgspec.Meta(max_length=MANY)] | None = None
+    statistics: Annotated[tuple[StatisticsFile, ...], msgspec.Meta(max_length=MANY)] | None = None
+    partition_statistics: Annotated[tuple[StatisticsFile, ...], msgspec.Meta(max_length=MANY)] | None = None
 
     def by_id(self) -> dict[int, TableSnapshot]:
         """The snapshots by their ids."""
@@ -202,14 +190,6 @@ def _lineage(id_: int | None, snapshots: Mapping[int, TableSnapshot]) -> Iterato
         id_ = snapshots[id_].parent_snapshot_id
 
 
-def expiry_updates(plan: ExpiryPlan) -> list[dict[str, Any]]:
-    """The updates of a commit that carries out a plan."""
-    updates = [RemoveRef.of(ref_name=name) for name in plan.refs]
-    if plan.snapshots:
-        updates.append(RemoveSnapshots.of(snapshot_ids=[*plan.snapshots]))
-    return updates
-
-
 def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
     """The commit that carries out a plan, if every branch and tag that was read is unchanged.
 
@@ -220,7 +200,10 @@ def expiry_request(table: TableHistory, plan: ExpiryPlan) -> dict[str, Any]:
         {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": ref.snapshot_id}
         for name, ref in (table.refs or {}).items()
     ]
-    return {"requirements": requirements, "updates": expiry_updates(plan)}
+    updates = [RemoveRef.of(ref_name=name) for name in plan.refs]
+    if plan.snapshots:
+        updates.append(RemoveSnapshots.of(snapshot_ids=[*plan.snapshots]))
+    return {"requirements": requirements, "updates": updates}
 
 
 def was_added(table: TableHistory, snapshot: Mapping[str, Any]) -> bool | None:
@@ -272,11 +255,13 @@ def rewrite_groups(
             group.append(file)
             size += file.size
         found.append(group)
-    return [group for group in found if len(group) >= min_files or _is_worth_it(group, small)]
-
-
-def _is_worth_it(group: Sequence[RewriteCandidate], small: float) -> bool:
-    return sum(file.size for file in group) >= small or any(file.has_deletes for file in group)
+    return [
+        group
+        for group in found
+        if len(group) >= min_files
+        or sum(file.size for file in group) >= small
+        or any(file.has_deletes for file in group)
+    ]
 
 
 # ---- row ids: format version 3 ----
@@ -323,16 +308,13 @@ def orphans(listed: Iterable[ListedFile], needed: Collection[str], before: datet
     So a file is kept in doubt, for instance if metadata has its URL in another form (`s3a:`). Hidden files (`.` or `_`
     first) and `version-hint.text`, which some programs look for, stay.
     """
-    return [file for file in listed if file.modified < before and _may_go(file.path) and not _is_needed(file, needed)]
+    return [file for file in listed if file.modified < before and _may_go(names_of(file.path), needed)]
 
 
-def _may_go(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return not name.startswith((".", "_")) and name != "version-hint.text"
-
-
-def _is_needed(file: ListedFile, needed: Collection[str]) -> bool:
-    return any(name in needed for name in names_of(file.path))
+def _may_go(names: tuple[str, str], needed: Collection[str]) -> bool:
+    if names[0].startswith((".", "_")) or names[0] == "version-hint.text":
+        return False
+    return all(name not in needed for name in names)
 
 
 def recent_metadata(
