@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import limpet
-from cli.harness import Here, limpet_command
+from cli.harness import Here, answered, limpet_command
 from limpet.kernel.keys import Key
 from limpet.kernel.store import DirectoryStore
 
@@ -89,14 +87,6 @@ def test_reading_changes_nothing(here: Here) -> None:
 
 
 @pytest.mark.parametrize("command", ON_A_FLEET, ids=" ".join)
-def test_a_mistyped_url_creates_nothing(here: Here, command: tuple[str, ...]) -> None:
-    done = here(*command, "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: check the URL")
-    assert not Path("typo").exists()
-
-
-@pytest.mark.parametrize("command", ON_A_FLEET, ids=" ".join)
 def test_garbage_in_limpet_json_is_one_line(here: Here, command: tuple[str, ...]) -> None:
     limpet.open("fleet").check()
     DirectoryStore("fleet").put(Key("limpet.json"), b"{garbage")
@@ -165,12 +155,7 @@ def test_break_needs_a_yes() -> None:
 def test_break_asks_on_a_terminal(answer: bytes, code: int, state: str) -> None:
     fleet = limpet.open("fleet")
     fleet.lock("x").acquire(0)
-    ours, theirs = pty.openpty()
-    os.write(ours, answer)
-    command = limpet_command("lock", "break", "x", "-u", "fleet")
-    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True)
-    os.close(ours)
-    os.close(theirs)
+    done = answered(answer, "lock", "break", "x", "-u", "fleet")
     assert done.returncode == code
     assert "Break it? [y/N]" in done.stderr
     record = fleet.lock("x").peek()

@@ -12,6 +12,7 @@ from limpet.cli.parse import Option, group, lines
 from limpet.events import OUTCOMES
 from limpet.kernel import records
 from limpet.kernel.errors import Unavailable
+from limpet.kernel.waiting import ticks
 
 if TYPE_CHECKING:
     from limpet.events import Event
@@ -33,10 +34,9 @@ def ls(
     outcome: OutcomeFilter = None,
     task: TaskFilter = None,
     since: Annotated[
-        float | None,
-        Option("--since", metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}."),
+        float | None, Option(metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}.")
     ] = None,
-    n: Annotated[int, Option("-n", min=1, max=1_000_000, metavar="N", help="Show at most N events.")] = 20,
+    n: Annotated[int, Option("-n", min=1, max=1_000_000, help="Show at most N events.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -88,8 +88,7 @@ def tail(
     followed = EventTail(fleet.store, fleet.runtime, wanted)
     followed.look()
     say(f"runs from now on, looked for every {EVERY_S:.0f} s; Ctrl-C ends it", err=True)
-    while True:
-        fleet.runtime.sleep(EVERY_S)
+    for _ in ticks(fleet.runtime.flag(), EVERY_S):
         try:
             found = followed.look()
         except Unavailable as error:
@@ -117,7 +116,6 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _cells(event: Event) -> list[str]:
-    """The cells of an event's row. Stored fields can be of any type."""
     fields = event.fields
     took = fields.get("took_s")
     took_text = f"{took:.3f} s" if isinstance(took, (int, float)) and not isinstance(took, bool) else "-"
@@ -140,7 +138,6 @@ app = group(
     "events",
     ls,
     tail,
-    help="Look at what ran: the runs that workers record with --events.",
     epilog=lines(
         "Example: the last tasks that failed, in any worker",
         "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",

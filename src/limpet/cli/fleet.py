@@ -6,22 +6,14 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
-from limpet.cli.options import (
-    DELAY_HELP,
-    JsonOption,
-    NoWorkerOption,
-    QueuesOption,
-    UrlOption,
-    duration_s,
-    one_url,
-)
+from limpet.cli.options import JsonOption, LimitOptions, QueuesOption, UrlOption, one_url
 from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel.errors import Invalid
 
@@ -49,9 +41,7 @@ AT_LEAST = (
 
 def status(
     url: UrlOption = None,
-    full: Annotated[
-        bool, Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
-    ] = False,
+    full: Annotated[bool, Option(help="Count every object; otherwise counting stops at 10,000 of a kind.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the queues of a fleet and the locks that are held. Changes nothing.
@@ -117,7 +107,6 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
 
 
 def _remark(each: QueueSummary) -> str:
-    """What stands behind the figures of a queue: its state, and figures that are rare."""
     if each.trouble:
         return f"[red]{clean(each.trouble)}[/red]"
     words = [state] if (state := state_text(each)) else []
@@ -139,27 +128,7 @@ def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
         show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were read.[/dim]")
 
 
-def check(
-    max_age: Annotated[
-        float | None,
-        Option(
-            "--max-age",
-            metavar="TIME",
-            parser=duration_s,
-            help=f"How old the oldest task that has not ended may be, {DELAY_HELP}.",
-        ),
-    ] = None,
-    max_failed: Annotated[
-        int | None, Option("--max-failed", metavar="N", min=0, help="How many tasks may have failed.")
-    ] = None,
-    max_pending: Annotated[
-        int | None, Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
-    ] = None,
-    no_worker: NoWorkerOption = None,
-    queue: QueuesOption = None,
-    url: UrlOption = None,
-    json: JsonOption = False,
-) -> None:
+def check(rules: LimitOptions, queue: QueuesOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Check rules on every queue: one line for each that is violated, and exit code 1. Changes nothing.
 
     Without a --max rule it checks what the dashboard warns of: --max-age 1h --max-failed 0. --no-worker 5m is checked
@@ -180,10 +149,10 @@ def check(
 
     fleet = limpet.open(url, read_only=True).check()
     limits = default_limits(fleet.url)
-    if (max_age, max_failed, max_pending) != (None, None, None):
-        limits = Limits(max_age, max_failed, max_pending, limits.no_worker_s)
-    if no_worker is not None:
-        limits = replace(limits, no_worker_s=no_worker)
+    if (rules.max_age, rules.max_failed, rules.max_pending) != (None, None, None):
+        limits = Limits(rules.max_age, rules.max_failed, rules.max_pending, limits.no_worker_s)
+    if rules.no_worker is not None:
+        limits = replace(limits, no_worker_s=rules.no_worker)
     found, broken = broken_limits(fleet, limits, queue)
     if json:
         facts = ("queue", "rule", "limit", "value")
@@ -203,12 +172,11 @@ def limit_message(broken: BrokenLimit) -> str:
     if broken.value is None:
         unknown = "who works on a queue" if broken.rule == "no-worker" else "how old a task is"
         return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report {unknown}"
+    limit = f"--{broken.rule} is {ago(broken.limit)}"
     if broken.rule == "no-worker":
-        said = f"no worker, and a task has been due for {ago(broken.value)}"
-        return f"{broken.queue}: {said}; --{broken.rule} is {ago(broken.limit)}"
+        return f"{broken.queue}: no worker, and a task has been due for {ago(broken.value)}; {limit}"
     if broken.rule == "max-age":
-        said = f"the oldest task was pushed {ago(broken.value)} ago"
-        return f"{broken.queue}: {said}, and --max-age is {ago(broken.limit)}"
+        return f"{broken.queue}: the oldest task was pushed {ago(broken.value)} ago, and {limit}"
     bound = "" if broken.bound == "exact" else f"{broken.bound} "
     count = f"{bound}{many(int(broken.value), 'task')} {broken.rule.removeprefix('max-')}"
     return f"{broken.queue}: {count}, and --{broken.rule} is {int(broken.limit):,}"
@@ -289,26 +257,14 @@ DAY_S = 86400.0
 
 def metrics(
     serve: Annotated[
-        str | None,
-        Option("--serve", metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one."),
+        str | None, Option(metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one.")
     ] = None,
-    textfile: Annotated[
-        str | None, Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
-    ] = None,
+    textfile: Annotated[str | None, Option(metavar="FILE", help="Write one reading to a file, and exit.")] = None,
     count: Annotated[
-        int,
-        Option(
-            "--count", metavar="N", min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000."
-        ),
+        int, Option(min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000.")
     ] = 10_000,
     idle_requests: Annotated[
-        int,
-        Option(
-            "--idle-requests",
-            metavar="N",
-            min=60,
-            help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.",
-        ),
+        int, Option(min=60, help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.")
     ] = 260,
     url: UrlOption = None,
 ) -> None:
@@ -326,6 +282,7 @@ def metrics(
     """
     from limpet.app.metrics import FleetMetrics, ScrapePlace, serving, write_textfile
     from limpet.kernel.runtime import system
+    from limpet.kernel.waiting import ticks
 
     if (serve is None) is (textfile is None):
         raise Invalid("say --serve PORT or --textfile FILE", hint="one of the two")
@@ -338,8 +295,8 @@ def metrics(
     assert address is not None
     with serving(found.registry(), address) as taken:
         say(f"metrics on {taken}", err=True)
-        while True:
-            system().sleep(DAY_S)
+        for _ in ticks(system().flag(), DAY_S):
+            pass
 
 
 # ---- limpet top ----
@@ -358,10 +315,7 @@ OTHER_LINES = 16
 """Lines that are kept for what stands below the queues."""
 
 
-def top(
-    once: Annotated[bool, Option("--once", help="Print one reading, and exit.")] = False,
-    url: UrlOption = None,
-) -> None:
+def top(once: Annotated[bool, Option(help="Print one reading, and exit.")] = False, url: UrlOption = None) -> None:
     """Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. Changes nothing.
 
     What changes is shown within seconds; an idle fleet is read less and less often, under 200 requests an hour. A
@@ -394,10 +348,10 @@ def top(
 
 
 @contextmanager
-def _quit_key() -> Iterator[_KeyReader]:
+def _quit_key() -> Iterator[Callable[[float], bool]]:
     """What waits so many seconds for a `q`, and says whether one came; without a keyboard it only waits."""
     if not sys.stdin.isatty():
-        yield _KeyReader(None)
+        yield lambda timeout_s: bool(select.select([], [], [], timeout_s)[0])
         return
     import termios
     import tty
@@ -406,21 +360,14 @@ def _quit_key() -> Iterator[_KeyReader]:
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
     try:
-        yield _KeyReader(keyboard)
+        yield (
+            lambda timeout_s: (
+                bool(select.select([keyboard], [], [], timeout_s)[0])
+                and os.read(keyboard, 100)[:1] in (b"q", b"Q", b"")
+            )
+        )
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-class _KeyReader:
-    """Waits for a key."""
-
-    def __init__(self, keyboard: int | None) -> None:
-        self._keyboard = keyboard
-
-    def __call__(self, timeout_s: float) -> bool:
-        watched = [] if self._keyboard is None else [self._keyboard]
-        ready, _, _ = select.select(watched, [], [], timeout_s)
-        return bool(ready) and self._keyboard is not None and os.read(self._keyboard, 100)[:1] in (b"q", b"Q", b"")
 
 
 def parts_of(overview: FleetOverview, *, rows: int, width: int) -> list[RenderableType]:
@@ -486,12 +433,10 @@ def state_text(each: QueueSummary) -> str:
 
 
 def _left(width: int, figures: Sequence[str]) -> int:
-    """How many columns are left beside a queue's name and these figures."""
     return width - NAME_COLUMNS - sum(GAP + len(name) for name in figures) - 2 * GAP
 
 
 def _figure(each: QueueSummary, name: str) -> str:
-    """A count of a queue; with a plus if it is a lower bound."""
     value = getattr(each, name)
     return "-" if value is None else f"{value:,}{'+' if name in each.at_least else ''}"
 
@@ -504,7 +449,6 @@ def _sparkline(minutes: Sequence[int]) -> str:
 
 
 def _below(overview: FleetOverview) -> Iterator[str]:
-    """One line for each of the other parts that there are."""
     now = overview.at
     for broken in overview.alerts[:3]:
         yield f"[red]alert[/red] {clean(limit_message(broken))}"

@@ -33,10 +33,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _seconds_or_none(text: str) -> float:
-    return math.inf if text == "none" else _seconds(text)
-
-
 def run(
     name: NameArgument,
     command: Annotated[list[str], Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.")],
@@ -55,7 +51,7 @@ def run(
         float,
         Option(
             metavar="SECONDS|none",
-            parser=_seconds_or_none,
+            parser=lambda text: math.inf if text == "none" else _seconds(text),
             show_default="none",
             help="Stop renewing after this time: a command that hangs then loses the lock, and is ended.",
         ),
@@ -155,7 +151,7 @@ def break_(
     url: UrlOption = None,
     yes: YesOption = False,
     force: Annotated[
-        bool, Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
+        bool, Option(help="Also replace a record that cannot be read, or has no higher token to give.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -215,7 +211,6 @@ app = group(
     ls,
     show,
     break_,
-    help="Run a command under a lock, and look at locks.",
     epilog=lines(
         "Example: at most one backup at a time, on any number of machines",
         "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",

@@ -99,11 +99,11 @@ class Routes:
                 continue
             route = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
             if route is not None:
-                return route, tuple(map(_decoded, match.groups()))
+                is_plain = path.isascii() and "%" not in path and "+" not in path
+                return route, match.groups() if is_plain else tuple(map(_decoded, match.groups()))
             takes = ", ".join(sorted(methods))
-            raise Rejected(
-                405, "MethodNotAllowedException", f"this route takes {takes}", headers=[(b"allow", takes.encode())]
-            )
+            allow = (b"allow", takes.encode())
+            raise Rejected(405, "MethodNotAllowedException", f"this route takes {takes}", headers=[allow])
         raise Rejected(404, "NotFoundException", "there is no such route", hint="GET /v1/config lists the routes")
 
 
@@ -180,8 +180,9 @@ class HttpApp:
                 admission.caller = route.tokens.authenticate(headers)
                 admission.is_known = True
                 admission.caller.check_right(route.right)
-            elif _length(headers) != 0:
-                admission.refusal = _answer_bodiless(route, method)
+            elif _length(headers) != 0:  # this route reads no body
+                too_large = Rejected(413, "PayloadTooLargeException", "this route takes no body")
+                admission.refusal = route.handler(Request(method)) if method == "POST" else answer_to(too_large)
         except LimpetError as error:
             admission.refusal = answer_to(error)
             admission.error = str(error)
@@ -252,13 +253,7 @@ class HttpApp:
         return admission.caller == caller
 
     async def _send_stream(
-        self,
-        send: Send,
-        receive: Receive,
-        admission: Admission,
-        sent: Headers,
-        response: Response,
-        stream: EventStream,
+        self, send: Send, receive: Receive, admission: Admission, sent: Headers, response: Response, stream: EventStream
     ) -> None:
         """Send the parts of a stream until it ends, its client goes, or its token is revoked or has other rights.
 
@@ -351,7 +346,6 @@ class HttpApp:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return once the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         continue
 
@@ -361,13 +355,6 @@ def _check_same_site(headers: Headers) -> None:
     for name, value in headers:
         if name == b"sec-fetch-site" and value.strip().lower() == b"cross-site":
             raise Rejected(403, "ForbiddenException", "cross-site requests are not allowed")
-
-
-def _answer_bodiless(route: Route, method: str) -> Response:
-    """The response to a request with a body on a route that reads none."""
-    if method == "POST":
-        return route.handler(Request(method))
-    return answer_to(Rejected(413, "PayloadTooLargeException", "this route takes no body"))
 
 
 def _length(headers: Headers) -> int | None:

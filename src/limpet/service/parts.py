@@ -84,10 +84,7 @@ class ServiceContext:
         """Batches that the API has written: a compactor in the same process need not read them."""
         self.registry = CollectorRegistry()
         self._turns = Counter(
-            "limpet_loop_turns_total",
-            "Runs of the background loops.",
-            ("loop", "outcome"),
-            registry=self.registry,
+            "limpet_loop_turns_total", "Runs of the background loops.", ("loop", "outcome"), registry=self.registry
         )
 
     def store(self, role: str) -> Store:
@@ -206,12 +203,11 @@ class RemoteCompactorPart(ServicePart):
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
 
-    def give_up(self) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._rpc.close()
         self._folding.close()
+
+    give_up = stop
 
 
 class ApiPart(ServicePart):

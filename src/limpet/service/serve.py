@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -139,11 +139,7 @@ def serve_fleet(
 
 
 def _tokens(
-    kind: Kind,
-    tokens_file: str | None,
-    metrics_token_file: str | None,
-    runtime: Runtime,
-    warn: Callable[[str], None],
+    kind: Kind, tokens_file: str | None, metrics_token_file: str | None, runtime: Runtime, warn: Callable[[str], None]
 ) -> tuple[Tokens, Tokens]:
     """The tokens of the service, and those for its metrics: the same, and one for metrics only."""
     if kind == "compactor":
@@ -172,7 +168,10 @@ def run(
     `started` is called once the parts run; the port accepts requests already. `tokens` guard the metrics. `peer_max`
     limits the connections without a token from one address.
     """
-    _load_native_code()
+    faulthandler.enable()
+    arrow()  # C extensions are loaded before threads are started
+    with suppress(ImportError):  # then asyncio's loop is used
+        import_module("uvloop")
     limiter = _limiter(peer_max)
     for name in ("uvicorn.error", "asyncio"):
         context.log.redirect(name)
@@ -227,14 +226,6 @@ def address_of(listener: socket.socket, *, tls: bool = False) -> str:
     return f"{'https' if tls else 'http'}://{f'[{reached}]' if ':' in reached else reached}:{number}"
 
 
-def _load_native_code() -> None:
-    """Load C extensions before threads are started, and print tracebacks of crashes in them."""
-    faulthandler.enable()
-    arrow()
-    with suppress(ImportError):  # then asyncio's loop is used
-        import_module("uvloop")
-
-
 def _limiter(peer_max: int) -> ConnectionLimiter:
     """The limiter of a process: as many connections as there are file descriptors, less some for the store."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -279,7 +270,7 @@ def _serve(
         backlog=BACKLOG,
     )
     server: Any = uvicorn.Server(config)
-    server.capture_signals = _nothing  # uvicorn would raise the signal again, and the exit code would not be 0
+    server.capture_signals = nullcontext  # uvicorn would raise the signal again, and the exit code would not be 0
     if tls is not None:
         _accept_tls(server, app, limiter, tls, listener)
     ended = runtime.flag()
@@ -305,7 +296,6 @@ def _serve(
 def _accept_tls(
     server: Any, app: HttpApp, limiter: ConnectionLimiter, context: ssl.SSLContext, listener: socket.socket
 ) -> None:
-    """Make uvicorn's server accept its connections through a `TlsAcceptor`."""
     start = server.startup
 
     def protocol(connection: Connection) -> LimitedProtocol:
@@ -329,8 +319,3 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

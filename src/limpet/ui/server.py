@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Denied, Invalid, Unavailable
 from limpet.kernel.keys import FLEET
 from limpet.kernel.runtime import Flag, system
+from limpet.kernel.waiting import ticks
 from limpet.service.app import Route
 from limpet.service.log import Form, ServiceLog
 from limpet.service.parts import ServiceContext, ServicePart
@@ -130,17 +132,15 @@ class OverviewFeed:
 
     def _run(self) -> None:
         """Watch until there are no listeners. After an error the pages reconnect, and a new thread starts."""
-        left_in_order = False
         try:
             self._watch_on()
-            left_in_order = True
-        finally:
-            if not left_in_order:
-                with self._mutex:
-                    self._running = False
-                    left = [*self._listeners]
-                for listener in left:
-                    listener.close()
+        except BaseException:
+            with self._mutex:
+                self._running = False
+                left = [*self._listeners]
+            for listener in left:
+                listener.close()
+            raise
 
     def _watch_on(self) -> None:
         sent: FleetOverview | None = None
@@ -159,12 +159,11 @@ class OverviewFeed:
             for listener in listeners:
                 if is_new or not listener.was_told:
                     listener.tell(data)
-            until_s = self._runtime.elapsed_s() + max(0.05, self._watch.wait_s())
-            while not self._wake.is_set() and self._runtime.elapsed_s() < until_s and self._heard():
-                self._wake.wait(min(WAKE_S, max(0.01, until_s - self._runtime.elapsed_s())))
-
-    def _heard(self) -> bool:
-        return bool(self._listeners) and not self._ending.is_set()
+            pause_s = max(0.05, self._watch.wait_s())
+            until_s = self._runtime.elapsed_s() + pause_s
+            for _ in ticks(self._wake, min(WAKE_S, pause_s)):
+                if self._runtime.elapsed_s() >= until_s or not self._listeners or self._ending.is_set():
+                    break
 
     def _facts(self, found: FleetOverview) -> dict[str, Any]:
         with self._telling:
@@ -190,15 +189,14 @@ class OverviewStream:
         self._news.set()
 
     def next(self) -> bytes | None:
-        for _ in range(int(HEARTBEAT_S / WAKE_S)):
-            if self._closed or self._feed.is_ending:
+        for _ in islice(ticks(self._news, WAKE_S), int(HEARTBEAT_S / WAKE_S)):
+            if self._feed.is_ending:
                 return None
-            if self._news.wait(WAKE_S):
-                self._news = self._new_flag()
-                data, self._data = self._data, None
-                if data is not None:
-                    return b"event: overview\ndata: " + data + b"\n\n"
-        return b": still here\n\n"
+        if self._closed or self._feed.is_ending:
+            return None
+        self._news = self._new_flag()
+        data, self._data = self._data, None
+        return b": still here\n\n" if data is None else b"event: overview\ndata: " + data + b"\n\n"
 
     def close(self) -> None:
         self._closed = True
@@ -213,8 +211,6 @@ _NameText = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class _RetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task by its `id`, a `group` by its error, or `all`."""
-
     id: _NameText | None = None
     group: _Text | None = None
     all: bool = False
@@ -246,14 +242,11 @@ def demand_own_page(request: Request) -> None:
     A browser says where a request comes from. A port of this machine is another origin of the same site, so "same-site"
     is not enough. A program says nothing, and is asked for the token only.
     """
-    said = request.header(b"sec-fetch-site")
-    own = said in (None, "same-origin") or (said == "none" and request.method in ("GET", "HEAD"))
-    origin, host = request.header(b"origin"), request.header(b"host")
-    if own and said is None and origin is not None:
-        own = urlsplit(origin).netloc == host
-    if own and request.method == "POST" and request.header(GUARD_HEADER) is None:
-        own = False
-    if not own:
+    said, origin = request.header(b"sec-fetch-site"), request.header(b"origin")
+    is_own = said in (None, "same-origin") or (said == "none" and request.method in ("GET", "HEAD"))
+    if said is None and origin is not None:
+        is_own = urlsplit(origin).netloc == request.header(b"host")
+    if not is_own or (request.method == "POST" and request.header(GUARD_HEADER) is None):
         raise Rejected(403, "ForbiddenException", "only the dashboard's own page may ask this")
 
 
@@ -303,9 +296,8 @@ class UiPart(ServicePart):
 
     def routes(self) -> list[Route]:
         pages = [Route("GET", path, partial(_file, name), None, quick=True) for path, name in _files().items()]
-        root = [Route("GET", "/", _to_ui, None, quick=True)] if self._root else []
-        slash = [Route("GET", "/ui/", _to_ui, None, quick=True)]
-        return [*self._readings(), *self._actions(), *pages, *slash, *root]
+        to_ui = [Route("GET", path, _to_ui, None, quick=True) for path in ("/ui/", *(("/",) if self._root else ()))]
+        return [*self._readings(), *self._actions(), *pages, *to_ui]
 
     def _readings(self) -> list[Route]:
         fleet = self._fleet
@@ -414,7 +406,6 @@ class UiPart(ServicePart):
     # ---- actions ----
 
     def _retry(self, request: Request) -> dict[str, Any]:
-        """Retry one task, a group or all: exactly one of them must be named."""
         body, queue = request.struct(_RetryBody), request.names[0]
         if (body.id is not None) + (body.group is not None) + body.all != 1:
             raise Invalid("say which task to retry: one id, one group, or all")
