@@ -15,12 +15,7 @@ from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, c
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
 from limpet.index.maintain import WholeIndex
-from limpet.index.maintain.import_existing import (
-    AdoptReport,
-    foreign_manifest,
-    import_existing,
-    import_in_place,
-)
+from limpet.index.maintain.import_existing import AdoptReport, foreign_manifest, import_existing, import_in_place
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
