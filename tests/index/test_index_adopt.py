@@ -132,10 +132,7 @@ GOOD: dict[str, tuple[bytes, Domain]] = {
     "as it is": (seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "no line feed": (seeded("a.com")[:-1], Domain("a.com", "a.com Inc", 1, AT)),
     "RS at the end": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end=RS), Domain("a.com", "A", 1, AT)),
-    "RS and LF": (
-        plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"),
-        Domain("a.com", "A\nB", 1, AT),
-    ),
+    "RS and LF": (plain("a.com", "A\nB", "1", "2026-01-02T03:04:05Z", end=RS + "\n"), Domain("a.com", "A\nB", 1, AT)),
     "CR and LF": (plain("a.com", "A", "1", "2026-01-02T03:04:05Z", end="\r\n"), Domain("a.com", "A", 1, AT)),
     "a mark of the byte order": (b"\xef\xbb\xbf" + seeded("a.com"), Domain("a.com", "a.com Inc", 1, AT)),
     "empty fields": (plain("a.com", "", "", "2026-01-02T03:04:05Z"), Domain("a.com", None, None, AT)),
@@ -488,9 +485,7 @@ def test_in_place_one_bad_file_and_nothing_is_changed() -> None:
     assert under(fleet.store, KEYS.root) == files
 
 
-def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(
-    memory: tuple[Fleet, Index[Domain]],
-) -> None:
+def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(memory: tuple[Fleet, Index[Domain]]) -> None:
     fleet, index = memory
     index.put_many([Domain(f"site{n}.com", None, n) for n in range(900)])
     index.compile(full=True)

@@ -66,10 +66,7 @@ class Network(MeteredStore):
     def get(self, key: Key, **options: Any) -> Blob:
         """See `Store.get`."""
         get = super().get
-        return self._pass(
-            f"get {key}",
-            lambda: get(key, **options),
-        )
+        return self._pass(f"get {key}", lambda: get(key, **options))
 
     def head(self, key: Key) -> Stat:
         """See `Store.head`."""

@@ -750,11 +750,9 @@ def test_a_damaged_shard_is_not_built_upon(damage: str) -> None:
     index.put_many(Rec(key) for key in keys)
     index.compile(full=True)
     lines = shard_data(fleet.store, "3a").splitlines(keepends=True)
-    broken = {
-        "cut": b"".join(lines)[:-3],
-        "order": b"".join(reversed(lines)),
-        "twice": b"".join([lines[0], *lines]),
-    }[damage]
+    broken = {"cut": b"".join(lines)[:-3], "order": b"".join(reversed(lines)), "twice": b"".join([lines[0], *lines])}[
+        damage
+    ]
     fleet.store.put(IndexKeys.of(NAME).shard("3a"), broken)
     index.put(Rec(keys[0], "waits"))
     for act in (lambda: index.compile(full=True), lambda: [*index.scan()]):

@@ -29,9 +29,7 @@ Stamp = tuple[int, int, int]
 """Past, present or future; which moment, or the order of the acts; and how many steps behind it."""
 
 given_stamps: st.SearchStrategy[Stamp | None] = st.one_of(
-    st.none(),
-    st.none(),
-    st.tuples(st.sampled_from([PAST, FUTURE]), st.integers(1, 4), st.just(0)),
+    st.none(), st.none(), st.tuples(st.sampled_from([PAST, FUTURE]), st.integers(1, 4), st.just(0))
 )
 texts = st.sampled_from([None, "a", "b", "line \n", "z" * 3000])
 handles = st.integers(0, 2)

@@ -96,10 +96,7 @@ def test_a_compiler_puts_no_records_and_creates_nothing() -> None:
     index = place.index("compiler")
     index.compile(full=True)
     before = place.state()
-    acts: list[Callable[[], object]] = [
-        lambda: index.put(Rec("a")),
-        lambda: index.delete(KEYS[0]),
-    ]
+    acts: list[Callable[[], object]] = [lambda: index.put(Rec("a")), lambda: index.delete(KEYS[0])]
     for act in acts:
         with pytest.raises(Denied):
             act()

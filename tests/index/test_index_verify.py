@@ -194,10 +194,7 @@ LOST = {
     "cut off": Damage(lambda p: p.store.put(SHARD, p.store.get(SHARD).data[:-1]), ("cut_off",)),
     "a line of nonsense": Damage(lambda p: rewritten(p.store, SHARD, lambda ls: [*ls, b"oops\n"]), ("bad_line",)),
     "an empty line": Damage(lambda p: rewritten(p.store, SHARD, lambda ls: [b"\n", *ls]), ("bad_line",)),
-    "not UTF-8": Damage(
-        lambda p: rewritten(p.store, SHARD, lambda ls: [b"\xff" + ls[0], *ls[1:]]),
-        ("bad_line",),
-    ),
+    "not UTF-8": Damage(lambda p: rewritten(p.store, SHARD, lambda ls: [b"\xff" + ls[0], *ls[1:]]), ("bad_line",)),
     "a missing shard": Damage(lambda p: p.store.delete(SHARD), ("missing_shard",)),
     "a missing empty shard": Damage(lambda p: p.store.delete(KEYS.shard("00")), ("missing_shard",)),
     "a lost record": Damage(lambda p: rewritten(p.store, SHARD, lambda ls: ls[1:]), ("lost",)),

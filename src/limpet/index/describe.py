@@ -29,6 +29,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, OutcomeUnknown, Unsupported
 from limpet.kernel.keys import IndexKeys, Key
 from limpet.kernel.store.api import Absent, Match, Stat
+from limpet.kernel.waiting import TRIES_MAX, attempts
 
 
 def package(name: str, manifest: Manifest, *, formats: bool = True) -> bytes:
@@ -127,9 +128,6 @@ def _property(field: Field, *, key: str) -> dict[str, Any]:
     return {**described, "type": [described["type"], "null"]}
 
 
-TRIES_MAX = 5
-
-
 def descriptions(keys: IndexKeys, name: str, manifest: Manifest) -> dict[Key, bytes]:
     """The two files that describe an index to other tools, by their keys."""
     return {keys.package: package(name, manifest), keys.json_schema: json_schema(name, manifest)}
@@ -146,7 +144,7 @@ def write_descriptions(storage: IndexStorage, name: str, manifest: Manifest) -> 
 
 
 def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
-    for tried in range(1, TRIES_MAX + 1):
+    for tries in attempts(storage.runtime, pause_s=0):
         try:
             blob = storage.store.get(key, size_max=DESCRIPTION_BYTES_MAX)
         except Missing:
@@ -156,7 +154,7 @@ def _write(storage: IndexStorage, key: Key, data: bytes, version: int) -> None:
         try:
             storage.store.put(key, data, when=Match(blob.version) if blob else Absent())
         except (Conflict, OutcomeUnknown):
-            if tried == TRIES_MAX:
+            if tries == TRIES_MAX:
                 raise
         else:
             return
@@ -217,14 +215,10 @@ class IndexStats:
 
 
 def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
-    """The statistics of an index. Read-only.
-
-    Cost: 1 LIST per 1,000 objects in each of `shards/`, `inbox/`, `packs/` and `quarantine/`, at least 1 for each.
-    """
-    keys, store = storage.keys, storage.store
-    ids = {keys.shard(shard): shard for shard in shard_ids(manifest.depth)}
-    shards = [stat for stat in store.list(keys.shards) if stat.key in ids and stat.size]
-    largest = max(shards, key=lambda stat: stat.size, default=None)
+    """The statistics of an index. Read-only.   Cost: 1 LIST per 1,000 objects, and 1 for `adopted/` and `imports/`."""
+    counts = _FolderCounts(storage)
+    sizes = {shard: counts.sizes[shard] for shard in shard_ids(manifest.depth) if shard in counts.sizes}
+    largest = max(sizes, key=lambda shard: sizes[shard], default=None)
     return IndexStats(
         name=name,
         key=manifest.key,
@@ -233,23 +227,13 @@ def stats(storage: IndexStorage, name: str, manifest: Manifest) -> IndexStats:
         depth=manifest.depth,
         shards=16**manifest.depth,
         records=sum(manifest.records) if manifest.records else None,
-        bytes=sum(stat.size for stat in shards),
-        largest=Shard(ids[largest.key], largest.size) if largest else None,
-        singles=_waits(storage, keys.inbox),
-        packs=_waits(storage, keys.packs),
-        quarantined=sum(1 for _ in store.list(keys.quarantine)),
-        compiled_at=max((stat.modified for stat in shards), default=None),
+        bytes=sum(sizes.values()),
+        largest=Shard(largest, sizes[largest]) if largest else None,
+        singles=counts.waits("inbox"),
+        packs=counts.waits("packs"),
+        quarantined=counts.objects["quarantine"],
+        compiled_at=counts.compiled_at,
     )
-
-
-def _waits(storage: IndexStorage, folder: str) -> Waits:
-    objects = size = 0
-    oldest: datetime | None = None
-    for each in storage.store.list(folder):
-        objects += 1
-        size += each.size
-        oldest = min(oldest or each.modified, each.modified)
-    return Waits(objects, size, oldest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,22 +267,19 @@ def count_index(storage: IndexStorage, name: str, *, most: int) -> IndexCount:
     An index of depth 3 or 4 has thousands of shards: their sizes are those of its manifest, as of the last fold.
     Cost: 1 LIST per 1,000 objects listed, 1 LIST for each folder that is cut short, and 1 GET.
     """
-    found = _FolderCounts(storage.keys.root, most)
-    after: str | None = None
-    while (after := found.add_listed(storage.store.list(storage.keys.root, after=after))) is not None:
-        continue
-    cut = [
-        *(["waiting"] if found.cut & {"inbox", "packs"} else []),
-        *(["quarantined"] if "quarantine" in found.cut else []),
-    ]
+    counts = _FolderCounts(storage, most)
+    singles, packs = counts.waits("inbox"), counts.waits("packs")
     counted = IndexCount(
         name,
-        waiting=sum(found.backlog.values()),
-        waiting_bytes=found.waiting_bytes,
-        oldest_at=found.oldest,
-        quarantined=found.quarantined,
-        backlog=dict(found.backlog),
-        at_least=tuple(cut),
+        waiting=singles.objects + packs.objects,
+        waiting_bytes=singles.bytes + packs.bytes,
+        oldest_at=min((at for at in (singles.oldest_at, packs.oldest_at) if at), default=None),
+        quarantined=counts.objects["quarantine"],
+        backlog=dict(counts.backlog),
+        at_least=(
+            *(("waiting",) if counts.cut & {"inbox", "packs"} else ()),
+            *(("quarantined",) if "quarantine" in counts.cut else ()),
+        ),
     )
     try:
         seen = manifest_cell(storage).read()
@@ -307,8 +288,8 @@ def count_index(storage: IndexStorage, name: str, *, most: int) -> IndexCount:
     if seen is None:
         return replace(counted, trouble="it has no manifest")
     manifest = seen.value
-    listed = "shards" not in found.cut
-    sizes = [found.sizes.get(shard, 0) for shard in shard_ids(manifest.depth)] if listed else [*manifest.sizes]
+    listed = "shards" not in counts.cut
+    sizes = [counts.sizes.get(shard, 0) for shard in shard_ids(manifest.depth)] if listed else [*manifest.sizes]
     return replace(
         counted,
         key=manifest.key,
@@ -317,48 +298,49 @@ def count_index(storage: IndexStorage, name: str, *, most: int) -> IndexCount:
         records=sum(manifest.records) if manifest.records else None,
         bytes=sum(sizes),
         sizes=tuple(sizes),
-        compiled_at=found.compiled_at if listed else seen.modified,
+        compiled_at=counts.compiled_at if listed else seen.modified,
     )
 
 
 class _FolderCounts:
-    """What a listing of one index showed."""
+    """What one listing of an index showed. Counting a folder stops after `most` objects."""
 
-    def __init__(self, root: str, most: int) -> None:
-        self._root = root
+    def __init__(self, storage: IndexStorage, most: int | None = None) -> None:
+        self._root = storage.keys.root
         self._most = most
-        self._objects: Counter[str] = Counter()
+        self.objects: Counter[str] = Counter()
         self.cut: set[str] = set()
         self.backlog: Counter[str] = Counter()
-        self.waiting_bytes = 0
-        self.oldest: datetime | None = None
-        self.quarantined = 0
         self.sizes: dict[str, int] = {}
         self.compiled_at: datetime | None = None
+        self._bytes: Counter[str] = Counter()
+        self._oldest_at: dict[str, datetime] = {}
+        after: str | None = None
+        while (after := self._add(storage.store.list(self._root, after=after))) is not None:
+            continue
 
-    def add_listed(self, listed: Iterable[Stat]) -> str | None:
+    def waits(self, folder: str) -> Waits:
+        """What waits in `inbox` or `packs`."""
+        return Waits(self.objects[folder], self._bytes[folder], self._oldest_at.get(folder))
+
+    def _add(self, listed: Iterable[Stat]) -> str | None:
         """Count until a folder is full; from where to list on then."""
         for stat in listed:
             folder, _, below = stat.key[len(self._root) + 1 :].partition("/")
             if not below:
                 continue
-            self._objects[folder] += 1
-            if self._objects[folder] > self._most or folder not in ("inbox", "packs", "quarantine", "shards"):
+            is_full = self._most is not None and self.objects[folder] == self._most
+            if is_full or folder not in ("inbox", "packs", "quarantine", "shards"):
                 self.cut.add(folder)
                 return f"{self._root}/{folder}0"  # 0 is the character behind the slash
-            self._count(folder, below, stat)
-        return None
-
-    def _count(self, folder: str, below: str, stat: Stat) -> None:
-        match folder:
-            case "quarantine":
-                self.quarantined += 1
-            case "shards":
+            self.objects[folder] += 1
+            if folder == "shards":
                 shard, _, kind = below.partition(".")
                 if kind == "usv" and stat.size:
                     self.sizes[shard] = stat.size
                     self.compiled_at = max(self.compiled_at or stat.modified, stat.modified)
-            case _:
+            elif folder != "quarantine":
                 self.backlog[below.partition("/")[0]] += 1
-                self.waiting_bytes += stat.size
-                self.oldest = min(self.oldest or stat.modified, stat.modified)
+                self._bytes[folder] += stat.size
+                self._oldest_at[folder] = min(self._oldest_at.get(folder, stat.modified), stat.modified)
+        return None

@@ -15,12 +15,7 @@ from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, c
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
 from limpet.index.maintain import WholeIndex
-from limpet.index.maintain.import_existing import (
-    AdoptReport,
-    foreign_manifest,
-    import_existing,
-    import_in_place,
-)
+from limpet.index.maintain.import_existing import AdoptReport, foreign_manifest, import_existing, import_in_place
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
 from limpet.index.reader import Reader, warn_of
@@ -36,6 +31,7 @@ from limpet.kernel.lease import VersionWatch
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Put, Store, Version
 from limpet.kernel.store.sources import FileSource
+from limpet.kernel.waiting import TRIES_MAX, attempts
 
 R = TypeVar("R")
 REFRESH_S = 600.0
@@ -234,7 +230,7 @@ class Index(Generic[R]):
         return WholeIndex(self.name, self._storage, self._cell, self._watch, lambda: self.compile(full=True))
 
     def stats(self) -> IndexStats:
-        """The index in numbers.   Cost: 1 GET and as `limpet.index.describe.stats`, at least 4 LISTs."""
+        """The index in numbers.   Cost: 1 GET and as `limpet.index.describe.stats`."""
         return stats(self._storage, self.name, self._open(again=True).manifest)
 
     def compile(
@@ -317,7 +313,6 @@ class Index(Generic[R]):
 
 
 DEPTH = 2
-PUTS_MAX = 5
 
 
 class Layout:
@@ -429,7 +424,7 @@ class Layout:
         """
         shards: Sequence[Key] = [self._storage.keys.shard(shard) for shard in shard_ids(manifest.depth)]
         some_were_there = False
-        for _ in range(PUTS_MAX):
+        for _ in attempts(self._storage.runtime, pause_s=0):
             left: list[Key] = []
             for key, outcome in self._storage.store.put_many([Put(key, b"", Absent()) for key in shards]).items():
                 if isinstance(outcome, Conflict):
@@ -441,7 +436,7 @@ class Layout:
             if not left:
                 return some_were_there
             shards = left
-        raise Unavailable(f"{shards[0]} could not be created: the store refused it {PUTS_MAX} times", hint="try again")
+        raise Unavailable(f"{shards[0]} could not be created: the store refused it {TRIES_MAX} times", hint="try again")
 
     def _check_empty(self) -> None:
         """Check that existing shards are empty: another creation was interrupted, or is running now.

@@ -28,9 +28,9 @@ from limpet.index.values import END, lines_of
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unavailable
 from limpet.kernel.keys import Key, digits, single_stamp
 from limpet.kernel.store.api import Stat, Version, batched
+from limpet.kernel.waiting import TRIES_MAX, attempts
 
 A = TypeVar("A")
-TRIES_MAX = 20
 SHARE_FOR_WHOLE = 16 << 10
 NEVER_WHOLE = -1
 """As the `share` of a lookup: never read an object whole, not even an empty one."""
@@ -371,7 +371,7 @@ class Reader:
 
         Raises: Missing; Corrupt; Unavailable if the object changes too often to be read.
         """
-        for _ in range(TRIES_MAX):
+        for _ in attempts(self._storage.runtime, pause_s=0):
             try:
                 return self._seek_once(key, at, size, shard)
             except Conflict:

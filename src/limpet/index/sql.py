@@ -48,6 +48,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Unavailable, Unsupported
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store import Store
+from limpet.kernel.waiting import ticks
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 _NOT_A_SELECT = "not implemented"
@@ -175,7 +176,7 @@ class QueryTimeLimit:
         def watch() -> None:
             if not ended.wait(max(0.0, self._left_s)):
                 self._is_over = True
-                while not ended.wait(INTERRUPT_EVERY_S):  # one between two statements is forgotten
+                for _ in ticks(ended, INTERRUPT_EVERY_S):  # one between two statements is forgotten
                     session.interrupt()
 
         watching = self._runtime.spawn(watch, name="limpet-sql-timer")

@@ -43,8 +43,7 @@ COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records
 
 def compile(
     index: Annotated[
-        list[str] | None,
-        Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them."),
+        list[str] | None, Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them.")
     ] = None,
     full: Annotated[bool, Option("--full", help="Fold all waiting records, even where few of them wait.")] = False,
     watch: Annotated[bool, Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
@@ -199,8 +198,7 @@ def publish(
         bool, Option("--compile/--no-compile", help="Fold what waits into the shards first, or leave it out.")
     ] = True,
     wait: Annotated[
-        float,
-        Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog."),
+        float, Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog.")
     ] = 20.0,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -357,8 +355,7 @@ def adopt(
         ),
     ] = None,
     key: Annotated[
-        str | None,
-        Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet."),
+        str | None, Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet.")
     ] = None,
     any_name: Annotated[bool, Option("--any-name", help="A file need not be named by the key of its record.")] = False,
     url: UrlOption = None,

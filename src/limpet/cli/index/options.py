@@ -28,8 +28,7 @@ IndexArgument = Annotated[str, Argument(metavar="INDEX", show_default=False, hel
 KeysArgument = Annotated[list[str], Argument(metavar="KEY", show_default=False, help="Keys of records.")]
 
 SkipDamagedOption = Annotated[
-    bool,
-    Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1."),
+    bool, Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1.")
 ]
 
 EngineOption = Annotated[

@@ -280,10 +280,7 @@ STDIN_BYTES_MAX = 16 << 20
 
 def put(
     index: IndexArgument,
-    record: Annotated[
-        str,
-        Argument(metavar="JSON", show_default=False, help="The record: a JSON object; - is stdin."),
-    ],
+    record: Annotated[str, Argument(metavar="JSON", show_default=False, help="The record: a JSON object; - is stdin.")],
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -427,8 +424,7 @@ FormatOption = Annotated[
 ]
 
 KeyOption = Annotated[
-    str | None,
-    Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create."),
+    str | None, Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create.")
 ]
 
 SkipBadOption = Annotated[
@@ -449,8 +445,7 @@ def import_(
     ] = False,
     key: KeyOption = None,
     batch: Annotated[
-        int,
-        Option("--batch", min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time."),
+        int, Option("--batch", min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time.")
     ] = 200_000,
     skip_bad: SkipBadOption = None,
     restart: Annotated[

@@ -32,13 +32,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     {"csv": Csv(), "jsonl": Jsonl(), "parquet": Parquet(), "usv": Usv(), "strict-usv": StrictUsv()}
 )
 
-_ENDINGS = {
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".usv": "usv",
-}
+_ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".usv": "usv"}
 
 
 def name_of(file: str, named: str | None) -> str:

@@ -11,12 +11,8 @@ from typing import Literal
 
 from limpet.index.codec import Schema
 from limpet.index.decide import digest, keys_of, shard_of
-from limpet.index.maintain import (
-    ALL,
-)
-from limpet.index.storage import (
-    IndexStorage,
-)
+from limpet.index.maintain import ALL
+from limpet.index.storage import IndexStorage
 from limpet.index.values import END
 from limpet.kernel.errors import Corrupt, Invalid
 from limpet.kernel.keys import IndexKeys, Key

@@ -15,17 +15,7 @@ import msgspec
 from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import DEPTHS, digest, keys_of, shard_ids, shard_of
 from limpet.index.describe import write_descriptions
-from limpet.index.maintain import (
-    ALL,
-    BATCH_BYTES,
-    BATCH_OBJECTS,
-    WholeIndex,
-    checked_lines,
-    load,
-    lower,
-    record,
-    sole,
-)
+from limpet.index.maintain import ALL, BATCH_BYTES, BATCH_OBJECTS, WholeIndex, checked_lines, load, lower, record, sole
 from limpet.index.maintain.flaws import misplaced_in, retire
 from limpet.index.maintain.repairs import Repairs
 from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts

@@ -7,23 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from limpet.index.compiler import keep
 from limpet.index.decide import merge, newest, packed, rank, shard_of
 from limpet.index.describe import descriptions
-from limpet.index.maintain import (
-    WholeIndex,
-    checked_lines,
-    load,
-    lower,
-    put_packs,
-    record,
-)
+from limpet.index.maintain import WholeIndex, checked_lines, load, lower, put_packs, record
 from limpet.index.maintain.flaws import MOVED, Inspected, ObjectPlace, good_lines, inspect, place_of, retire
-from limpet.index.storage import (
-    SHARD_BYTES_MAX,
-    WAITING_BYTES_MAX,
-    Count,
-    Fold,
-    Manifest,
-    sum_of,
-)
+from limpet.index.storage import SHARD_BYTES_MAX, WAITING_BYTES_MAX, Count, Fold, Manifest, sum_of
 from limpet.index.values import lines_of
 from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key

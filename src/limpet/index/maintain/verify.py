@@ -14,24 +14,10 @@ from limpet.index.codec import DELETED, UPDATED_AT
 from limpet.index.compiler import is_unexplained, read_quarantined
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import descriptions, package
-from limpet.index.maintain import (
-    WholeIndex,
-    batches,
-    changed_meanwhile,
-    load,
-    sole,
-)
+from limpet.index.maintain import WholeIndex, batches, changed_meanwhile, load, sole
 from limpet.index.maintain.flaws import Flaw, FlawKind, ObjectPlace, inspect, misnamed, place_of
 from limpet.index.maintain.repairs import Repairs
-from limpet.index.storage import (
-    COUNTED_DEPTH_MAX,
-    SHARD_BYTES_MAX,
-    WAITING_BYTES_MAX,
-    Count,
-    Fold,
-    Manifest,
-    sum_of,
-)
+from limpet.index.storage import COUNTED_DEPTH_MAX, SHARD_BYTES_MAX, WAITING_BYTES_MAX, Count, Fold, Manifest, sum_of
 from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key, is_key
 from limpet.kernel.store.api import Blob
