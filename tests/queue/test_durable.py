@@ -1606,6 +1606,37 @@ def test_a_cancelled_batch_keeps_the_steps_of_its_failed_tasks(ground: Ground) -
     assert (ground.ran, ground.left()) == ([0, 1], [])
 
 
+def test_a_batch_that_is_cancelled_under_its_worker_keeps_all_steps(ground: Ground) -> None:
+    """H10: the worker has put the receipt of a failed task that no renewal names yet, and reads the steps of others."""
+    began: list[int] = []
+
+    @ground.fleet.task("report", max_attempts=1)
+    def report(n: int) -> None:
+        began.append(n)
+        if began == [0, 1, 0, 1]:
+            assert report.queue.cancel(entry)
+            report.queue.sweep()
+        limpet.step(ground.note, n, name="note")
+        limpet.sleep(3600)
+        if n == 0 and not began[4:]:
+            raise Fail("no money")
+
+    ids = report.push_many([(0,), (1,)])
+    entry = ids[0].rpartition(".")[0]
+    ground.work(report, until_empty=False)
+    ground.runtime.sleep(4000)
+    ground.work(report, until_empty=False)
+    assert (began, ground.ran) == ([0, 1, 0, 1], [0, 1])
+    assert report.queue.result(ids[0]).error == "no money"
+    ground.runtime.sleep(700)
+    report.queue.sweep()
+    assert {key.rsplit("/", 1)[1][0] for key in ground.left()} == {"0"}, "the other one has ended"
+    [again] = report.queue.retry(ids[0])
+    ground.work(report)
+    assert report.queue.result(again).ok
+    assert (ground.ran, ground.left()) == ([0, 1], [])
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_retry_keeps_the_steps_of_a_task_whose_lease_could_not_be_read(ground: Ground, batch: bool) -> None:
     @ground.fleet.task("report")

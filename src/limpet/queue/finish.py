@@ -72,7 +72,8 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
     """Write the receipt of a cancelled entry and remove the entry; returns whether this call ended it.
 
     Tasks of a batch that were done before keep their completion.
-    Cost: 1 GET, 2 HEADs, 1 GET, 1 PUT, 2 DELETEs; for a batch 1 PUT more for each task that was done.
+    Cost: 1 GET, 2 HEADs, 1 GET, 1 PUT, 2 DELETEs; for a batch 1 PUT more for each task that was done. For the steps of
+    a batch that no worker holds 1 LIST, and 1 DELETE each.
     """
     keys = storage.keys
     try:
@@ -103,8 +104,10 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
     )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
     failed = record.failed if record is not None else ()
-    # The steps of a single task stay for a retry. A batch is not retried, but for its tasks that failed before.
-    drops = batch and bool(durable.difference(failed))
+    # The steps of a single task stay for a retry. A batch is not retried, but for its tasks that failed before. While a
+    # worker may still run them, all steps stay for a later sweep (H10).
+    contested = record is not None and record.contested
+    drops = batch and not contested and bool(durable.difference(failed))
     storage.close(entry, batch=batch, steps=drops, keep=failed)
     if content.caller:
         storage.wake(content.caller)

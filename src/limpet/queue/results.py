@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -116,7 +116,7 @@ class TaskResults:
             found = self.wait([id], timeout_s=wait_s)[0]
             if found.ready:
                 return found
-        return self._answer(self._result(plain_id(id)))
+        return self._answer(self._result(plain_id(id), alone=True))
 
     async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
         """Cost: that of `result`."""
@@ -162,41 +162,41 @@ class TaskResults:
         2 GETs more. Large results: 1 GET for each part object that holds some.
         """
         wanted = [*map(plain_id, ids)]
-        found = self._answer_all({id_: self._standing(id_) for id_ in wanted})
+        found = self._answers({id_: self._result(id_) for id_ in wanted}, _unread)
         return [found[id_] for id_ in wanted]
 
     def ended(self, ids: Iterable[str]) -> dict[str, Result]:
         """The results of those that have ended.   Cost: see `BucketQueue.wait`."""
-        found = self._answer_all({id_: self._ended(id_) for id_ in sorted(ids)})
+        found = self._answers({id_: self._result(id_, anywhere=False) for id_ in sorted(ids)}, _unread)
         return {id_: result for id_, result in found.items() if result.ready or result.error}
 
     def _answer(self, question: Reads[T]) -> T:
         """Read what it asks for, one after another."""
-        try:
-            read = next(question)
-            while True:
-                found = self._found_all({read})[read]
-                read = question.throw(found) if isinstance(found, LimpetError) else question.send(found)
-        except StopIteration as end:
-            answer: T = end.value
-            return answer
+        return self._answers({"": question})[""]
 
-    def _answer_all(self, questions: Mapping[str, Reads[Result]]) -> dict[str, Result]:
-        """Read what they ask for: the first read of all of them at the same time, then the second, and so on."""
-        answers: dict[str, Result] = {}
-        sent: dict[str, Any] = dict.fromkeys(questions)
-        while sent:
+    def _answers(
+        self, questions: Mapping[str, Reads[T]], unread: Callable[[str, LimpetError], T] | None = None
+    ) -> dict[str, T]:
+        """Read what they ask for: the first read of all of them at the same time, then the second, and so on.
+
+        `unread`: the answer to a question about an object that cannot be read, instead of an error.
+        """
+        answers: dict[str, T] = {}
+        replies: dict[str, Any] = dict.fromkeys(questions)
+        while replies:
             reads: dict[str, ResultRead] = {}
-            for id_, found in sent.items():
+            for id_, reply in replies.items():
                 question = questions[id_]
                 try:
-                    reads[id_] = question.throw(found) if isinstance(found, LimpetError) else question.send(found)
+                    reads[id_] = question.throw(reply) if isinstance(reply, LimpetError) else question.send(reply)
                 except StopIteration as end:
                     answers[id_] = end.value
                 except (Corrupt, Unsupported) as error:
-                    answers[id_] = Result(id_, "unknown", error=str(error))
-            found_of = self._found_all({*reads.values()})
-            sent = {id_: found_of[read] for id_, read in reads.items()}
+                    if unread is None:
+                        raise
+                    answers[id_] = unread(id_, error)
+            replies_of = self._found_all({*reads.values()})
+            replies = {id_: replies_of[read] for id_, read in reads.items()}
         return answers
 
     def _found_all(self, reads: set[ResultRead]) -> dict[ResultRead, Any]:
@@ -241,63 +241,40 @@ class TaskResults:
             case _:
                 return self.storage.receipt(read.key).decode(blob).value
 
-    def _result(self, id_: str) -> Reads[Result]:
+    def _result(self, id_: str, *, anywhere: bool = True, alone: bool = False) -> Reads[Result]:
+        """The result of a task that has ended; for another one the id of its last retry, and `anywhere` where it is.
+
+        What the tasks of a batch have in common is read first. `alone`: nobody asks for other tasks of its batch.
+        """
         while True:
-            receipt = yield from self._receipt(id_)
-            if receipt is None:
+            part = batch_of(id_)
+            where: Outcome = "unknown"
+            found: Receipt | Result | None
+            found = yield from (self._receipt_of_part(id_, *part, alone=alone) if part else self._receipt(id_))
+            if found is None and anywhere:
                 where = yield from self._whereabouts(id_)
                 if where == "unknown":
                     # It may have ended between two looks. A batch that is nowhere does not end any more, unless it
                     # travels.
-                    receipt = yield from self._receipt(id_, gone=not self.storage.journal.travels)
-                elif where == "pending" and (part := batch_of(id_)):
-                    early = yield from self._early(id_, *part)
-                    if isinstance(early, Result):
-                        return early
-                    receipt = early
-                if receipt is None:
-                    return Result(id_, where)
-            if receipt.state == "retried" and receipt.retried_as:
-                id_ = next_life(id_, receipt.retried_as)
-                continue
-            return _as_result(id_, receipt)
+                    found = yield from self._receipt(id_, gone=not self.storage.journal.travels)
+            if found is None or isinstance(found, Result):
+                return found or Result(id_, where)
+            if found.state != "retried" or not found.retried_as:
+                return _as_result(id_, found)
+            id_ = next_life(id_, found.retried_as)
 
-    def _standing(self, id_: str) -> Reads[Result]:
-        """As `_result`, with what the tasks of a batch have in common read first."""
-        found = yield from self._ended(id_)
-        if found.ready:
-            return found
-        where = yield from self._whereabouts(found.id)
-        if where == "unknown":
-            return (yield from self._result(found.id))
-        return Result(found.id, where)
+    def _receipt_of_part(self, id_: str, entry: str, n: int, *, alone: bool) -> Reads[Receipt | Result | None]:
+        """The receipt of task `n` of a batch; what the lease says if the batch has none.
 
-    def _ended(self, id_: str) -> Reads[Result]:
-        """The result of a task that has ended; for another one, only the id of its last retry."""
-        while True:
-            part = batch_of(id_)
-            receipt: Receipt | Result | None
-            if part is None:
-                receipt = yield from self._receipt(id_)
-            else:
-                receipt = yield from self._receipt_of_part(id_, *part)
-            if receipt is None:
-                return Result(id_, "unknown")
-            if isinstance(receipt, Result):
-                return receipt
-            if receipt.state == "retried" and receipt.retried_as:
-                id_ = next_life(id_, receipt.retried_as)
-                continue
-            return _as_result(id_, receipt)
-
-    def _receipt_of_part(self, id_: str, entry: str, n: int) -> Reads[Receipt | Result | None]:
-        """The receipt of task `n` of a batch; what the lease says if the batch has none."""
+        `alone`: of a task that has just failed also the receipt of which the lease does not know yet.
+        """
         whole: Receipt | None = yield ResultRead("receipt", self._keys.completed_of(entry))
         if whole is not None:
             return (yield from self._receipt(id_, whole=whole))
         if (yield ResultRead("exists", self._keys.failed_of(entry))):
             return (yield from self._receipt(id_))
-        return (yield from self._early(id_, entry, n))
+        early = yield from self._early(id_, entry, n)
+        return (yield ResultRead("receipt", self._keys.failed_of(entry_of(id_)))) if early is None and alone else early
 
     def _early(self, id_: str, entry: str, n: int) -> Reads[Receipt | Result | None]:
         """The receipt of a failed task of a batch that still runs, or the result of one that is done.
@@ -414,8 +391,8 @@ class TaskResults:
 
 
 def plain_id(id_: str) -> str:
-    """The text of a handle; anything else as it is."""
-    return str(id_) if isinstance(id_, str) else id_
+    """The text of a handle.   Raises: Invalid for anything else."""
+    return str(id_) if isinstance(id_, str) else entry_of(id_)
 
 
 def next_life(id_: str, retried_as: str) -> str:
@@ -429,6 +406,10 @@ def next_life(id_: str, retried_as: str) -> str:
 def plain_value(data: bytes | msgspec.Raw, what: str) -> Any:
     """A payload or a result.   Raises: Corrupt."""
     return records.decode(bytes(data), Any, what=what)
+
+
+def _unread(id_: str, error: LimpetError) -> Result:
+    return Result(id_, "unknown", error=str(error))
 
 
 def _as_result(id_: str, receipt: Receipt) -> Result:

@@ -206,8 +206,9 @@ class TaskSteps:
 
         Cost: nothing once the steps were read; 1 GET if its lease was not renewed lately.
         """
-        self._claim.check_held()
-        match recall(self._steps(), number, kind, name, sha256):
+        log = self._steps()
+        self._claim.check_held()  # the steps of an ended task go: what was read counts if it was read before that
+        match recall(log, number, kind, name, sha256):
             case KnownStep(step):
                 return step
             case OtherStep(why):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
@@ -331,7 +331,8 @@ class Sweeper:
             task = self._keys.tasks(entry, batch=is_batch(entry))
             waits = self._storage.exists(task) or any(self._keys_of_scheduled(entry))
             waits = waits or self._storage.exists(task)  # it may have become pending between the two
-            over = orphaned({n for n, _ in found}, waits=waits, failed=() if waits else self._failed_tasks(entry))
+            failed = None if waits else self._failed_tasks(entry, before)
+            over = orphaned({n for n, _ in found}, waits=failed is None, failed=failed or ())
             keys = [stat.key for n, stat in found if n in over]
             gone += sum(1 for error in self._store.delete_many(keys).values() if error is None)
         return gone
@@ -342,11 +343,20 @@ class Sweeper:
             if found is not None and found[1] == entry:
                 yield stat.key
 
-    def _failed_tasks(self, entry: str) -> set[int]:
-        """The tasks of an entry that have failed or were cancelled, and not retried, or have an unreadable receipt."""
+    def _failed_tasks(self, entry: str, before: datetime) -> set[int] | None:
+        """The tasks of an entry that have failed or were cancelled, and not retried, or have an unreadable receipt.
+
+        None for a batch that was cancelled later than `before`: its worker may still run (H10).
+        """
         names = {0: entry}
         if is_batch(entry):
-            names = {n: f"{entry}.{n}" for n in self._storage.own_receipts(self._keys.failed, entry)}
+            after = f"{self._keys.failed}/{entry}."
+            listed = self._store.list(self._keys.failed, after=after)
+            listed = takewhile(lambda stat: stat.key.startswith(after), listed)
+            receipts = {name_of_receipt(stat.key): stat.modified for stat in listed}
+            if receipts.pop(entry, before) > before:
+                return None
+            names = {part[1]: name for name in receipts if (part := batch_of(name))}
         failed: set[int] = set()
         for n, name in names.items():
             try:

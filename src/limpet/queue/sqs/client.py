@@ -29,6 +29,7 @@ from limpet.kernel.errors import (
 from limpet.kernel.keys import RETRY_MARK
 from limpet.kernel.records import Count, Instant, Name, Text
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import attempts
 from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
 
 BATCH_MAX = 10
@@ -38,10 +39,10 @@ CONNECT_S = 5
 READ_S = POLL_MAX_S + 10
 CONNECTIONS_MAX = 64
 TRIES = 4
-BACKOFF_S = 0.1
 WAVE = 32
 AT_ONCE = 8
 LINE_MAX = 200
+COUNT = "ApproximateReceiveCount"
 
 _READS = ("get_queue_url", "get_queue_attributes", "list_queues", "receive_message")
 _NO_CREDENTIALS = (
@@ -182,15 +183,10 @@ class SqsClient:
             MaxNumberOfMessages=n,
             WaitTimeSeconds=wait_s,
             VisibilityTimeout=visibility_s,
-            MessageSystemAttributeNames=["ApproximateReceiveCount"],
+            MessageSystemAttributeNames=[COUNT],
         )
         return [
-            Message(
-                id=each["MessageId"],
-                receipt=each["ReceiptHandle"],
-                body=each["Body"],
-                count=int(each["Attributes"]["ApproximateReceiveCount"]),
-            )
+            Message(each["MessageId"], each["ReceiptHandle"], each["Body"], int(each["Attributes"][COUNT]))
             for each in answer.get("Messages", ())
         ]
 
@@ -221,9 +217,7 @@ class SqsClient:
             refused = self.send(url, bodies[batch.start : batch.stop])
         except LimpetError as error:
             return [*batch], error
-        if not refused:
-            return None
-        return [batch[n] for n in refused], _first(refused)
+        return ([batch[n] for n in refused], _first(refused)) if refused else None
 
     def delete(self, url: str, receipts: Sequence[str], *, tries: int = TRIES) -> dict[int, Refusal]:
         """Delete at most ten messages; the places of those that were refused. Gone already is no refusal.
@@ -247,9 +241,7 @@ class SqsClient:
         """
         unclear: LimpetError | None = None
         failure: LimpetError | None = None
-        for sent in range(tries):
-            if sent:
-                self._pause(sent)
+        for _ in attempts(self._runtime, tries):
             try:
                 answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
                 return answer
@@ -268,9 +260,7 @@ class SqsClient:
         """F20: the answer is 200 with refused entries inside. Those are sent again, alone, while it may help."""
         left = dict(enumerate(entries))
         refused: dict[int, Refusal] = {}
-        for sent in range(tries):
-            if sent:
-                self._pause(sent)
+        for _ in attempts(self._runtime, tries):
             asked = [{"Id": str(n), **entry} for n, entry in left.items()]
             answer = self.call(what, operation, tries=tries, QueueUrl=url, Entries=asked)
             for done in answer.get("Successful", ()):
@@ -283,9 +273,6 @@ class SqsClient:
             if not left:
                 break
         return {**{n: Refusal("SQS did not say", ours=False, gone=False) for n in left}, **refused}
-
-    def _pause(self, sent: int) -> None:
-        self._runtime.sleep(BACKOFF_S * 2**sent * self._runtime.rng.uniform(0.5, 1.0))
 
     def _new_client(self) -> Any:
         config = _load("botocore.config").Config(
@@ -488,9 +475,7 @@ def failed_text(failed: FailedDelivery, runtime: Runtime) -> str:
         id=task.id if task else message.id,
         payload=task.payload if task else NOTHING,
         error=clean_text(failed.error),
-        traceback=clean_text(failed.traceback[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX)
-        if failed.traceback
-        else None,
+        traceback=failed.traceback and clean_text(failed.traceback[-TRACEBACK_CHARS_MAX:], TRACEBACK_CHARS_MAX),
         worker=runtime.label,
         worker_id=runtime.owner,
         attempts=message.count,
@@ -531,12 +516,7 @@ def next_life(record: FailedMessage, now: datetime) -> TaskMessage:
     """The task that a failed one becomes when it is retried: fresh attempts, and a new id."""
     life = record.retries + 1
     base = record.id.rpartition(RETRY_MARK)[0] if record.retries else record.id
-    return TaskMessage(
-        id=f"{base}{RETRY_MARK}{life}",
-        payload=record.payload,
-        pushed_at=now,
-        retries=life,
-    )
+    return TaskMessage(id=f"{base}{RETRY_MARK}{life}", payload=record.payload, pushed_at=now, retries=life)
 
 
 def _as_text(data: bytes) -> str:

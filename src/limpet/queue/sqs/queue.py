@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
-from limpet.kernel.keys import first_name
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
-from limpet.kernel.waiting import backoff_s
 from limpet.queue.api import (
     AttemptError,
     EmptyClaim,
@@ -43,8 +39,8 @@ from limpet.queue.api import (
     TaskHandle,
     need,
 )
-from limpet.queue.claim import NO_VERDICT, apply_error
 from limpet.queue.entry import encoded_payload
+from limpet.queue.sqs.claim import HIDDEN_MAX_S, Delivery, SqsClaim
 from limpet.queue.sqs.client import (
     BATCH_MAX,
     POLL_MAX_S,
@@ -65,7 +61,6 @@ from limpet.queue.sqs.client import (
 from limpet.queue.steps import refuse_push
 
 DELAY_MAX_S = 900
-HIDDEN_MAX_S = 12 * 3600
 KEPT_S = 14 * 86400
 NAME_MAX = 80
 FAILED = "-failed"
@@ -138,16 +133,16 @@ class SqsQueue:
         if self.policy.ttl_s > HIDDEN_MAX_S:
             raise Invalid(f"ttl_s can be at most {HIDDEN_MAX_S} seconds on SQS, and is {self.policy.ttl_s:g}")
         if self.policy.concurrency is not None:
-            self._refuse("slots")
+            self.refuse("slots")
         self._sqs_name = _sqs_name(prefix, name)
         self._client = client
-        self._runtime = runtime
+        self.runtime = runtime
         self._payload_type = payload_type
-        self._decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
+        self.decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
         self._receive = receive
-        self._ttl_s = math.ceil(self.policy.ttl_s)
+        self.hidden_s = math.ceil(self.policy.ttl_s)
         """How long a message is hidden at a time: SQS counts whole seconds."""
-        self._renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
+        self.renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
         self._urls: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -160,7 +155,7 @@ class SqsQueue:
         """
         refuse_push(self)
         if id is not None:
-            self._refuse("ids")
+            self.refuse("ids")
         if not 0 <= delay_s <= DELAY_MAX_S:
             raise Invalid(
                 f"delay_s must be between 0 and {DELAY_MAX_S} seconds on SQS, not {delay_s:g}",
@@ -170,7 +165,7 @@ class SqsQueue:
         text = task_text(task)
         refused = self._client.send(self._main(create=True), [text], delay_s=math.ceil(delay_s))
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
-        return Pushed(self._handle(task.id), True)
+        return Pushed(self._handles([task])[0], True)
 
     async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         return await in_thread(self.push, payload, id=id, delay_s=delay_s)
@@ -184,19 +179,20 @@ class SqsQueue:
         """
         refuse_push(self)
         if id is not None:
-            self._refuse("ids")
+            self.refuse("ids")
         if batch < 1:
             raise Invalid(f"batch must be at least 1, not {batch}")
         tasks = [self._task(payload) for payload in payloads]
         texts = [task_text(task) for task in tasks]
         if texts:
             self._client.send_many(self._main(create=True), texts, most=batch, what=f"queue {self.name!r}")
-        return [self._handle(task.id) for task in tasks]
+        return self._handles(tasks)
 
-    def _handle(self, id_: str) -> TaskHandle:
-        handle = TaskHandle(id_)
-        handle.queue = self
-        return handle
+    def _handles(self, tasks: Iterable[TaskMessage]) -> list[TaskHandle]:
+        handles = [TaskHandle(task.id) for task in tasks]
+        for handle in handles:
+            handle.queue = self
+        return handles
 
     def claim(self, *, wait_s: float = 0.0) -> SqsClaim | EmptyClaim:
         """Without waiting, SQS looks at some of its servers only, and may miss a task.
@@ -209,13 +205,13 @@ class SqsQueue:
         """
         main_url = self._main(create=True)
         self._failed(create=True)  # before anything is received: a failure must have a place to go to
-        until_s = self._runtime.elapsed_s() + wait_s
-        poll_max_s = max(1, min(POLL_MAX_S, self._ttl_s // 2))
+        until_s = self.runtime.elapsed_s() + wait_s
+        poll_max_s = max(1, min(POLL_MAX_S, self.hidden_s // 2))
         while True:
-            sent_at_s = self._runtime.elapsed_s()
+            sent_at_s = self.runtime.elapsed_s()
             poll_s = max(0, math.floor(min(poll_max_s, until_s - sent_at_s + CLOCK_S)))
-            messages = self._client.receive(main_url, self._receive, wait_s=poll_s, visibility_s=self._ttl_s)
-            answered_s = self._runtime.elapsed_s()
+            messages = self._client.receive(main_url, self._receive, wait_s=poll_s, visibility_s=self.hidden_s)
+            answered_s = self.runtime.elapsed_s()
             took_s, left_s = answered_s - sent_at_s, until_s - answered_s
             # They were hidden at some moment of the poll. We take its end: polls take at most half of ttl_s, so the
             # first renewal comes in time even if it was the beginning. A longer call means that we were stopped.
@@ -227,7 +223,7 @@ class SqsQueue:
             if left_s <= CLOCK_S:
                 return EmptyClaim()
             if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
-                self._runtime.sleep(min(left_s, 1.0))
+                self.runtime.sleep(min(left_s, 1.0))
 
     @property
     def idle_poll_s(self) -> float:
@@ -291,11 +287,11 @@ class SqsQueue:
 
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
-        self._refuse("peek")
+        self.refuse("peek")
 
     def result(self, id: str, *, wait_s: float = 0.0) -> Result:
         """Raises: Unsupported: SQS forgets what has ended."""
-        self._refuse("results")
+        self.refuse("results")
 
     async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
         """Raises: Unsupported, as `result`."""
@@ -303,15 +299,15 @@ class SqsQueue:
 
     def results(self, ids: Iterable[str]) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""
-        self._refuse("results")
+        self.refuse("results")
 
     def wait(self, ids: Iterable[str], *, timeout_s: float) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""
-        self._refuse("results")
+        self.refuse("results")
 
     def errors(self, id: str) -> Sequence[AttemptError]:
         """Raises: Unsupported: SQS has no place for the error of an attempt."""
-        self._refuse("results")
+        self.refuse("results")
 
     def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
@@ -343,7 +339,7 @@ class SqsQueue:
         if (id is None) is not all:
             raise Invalid("say which task to retry, or all=True")
         if where is not None or since_s is not None:
-            self._refuse("peek")
+            self.refuse("peek")
         self._main()
         self._failed(create=True)
         moved: dict[str, str] = {}
@@ -364,19 +360,19 @@ class SqsQueue:
 
     def cancel(self, id: str) -> bool:
         """Raises: Unsupported: SQS cannot find a message by its task."""
-        self._refuse("cancel")
+        self.refuse("cancel")
 
     def signal(self, id: str, name: str, value: Any = None) -> bool:
         """Raises: Unsupported: SQS has no place for a signal."""
-        self._refuse("steps")
+        self.refuse("steps")
 
     def pause(self) -> None:
         """Raises: Unsupported."""
-        self._refuse("pause")
+        self.refuse("pause")
 
     def resume(self) -> None:
         """Raises: Unsupported."""
-        self._refuse("pause")
+        self.refuse("pause")
 
     def purge(self) -> int:
         """The number is SQS's, approximate. What runs just now is dropped too, if it fails.
@@ -387,7 +383,8 @@ class SqsQueue:
         self._client.call(f"purge queue {self.name!r}", "purge_queue", QueueUrl=self._main())
         return count
 
-    def _refuse(self, feature: Feature) -> NoReturn:
+    def refuse(self, feature: Feature) -> NoReturn:
+        """Raises: Unsupported, as always for this feature."""
         need(self.name, self.provider, self.supports, feature)
         raise AssertionError(feature)
 
@@ -407,34 +404,39 @@ class SqsQueue:
                     raise Missing(
                         f"there is no SQS queue {sqs_name!r}", hint="check the name; the first push creates it"
                     ) from None
-                attributes = {
-                    "MessageRetentionPeriod": str(KEPT_S),
-                    "VisibilityTimeout": str(self._ttl_s),
-                }
+                attributes = {"MessageRetentionPeriod": str(KEPT_S), "VisibilityTimeout": str(self.hidden_s)}
                 self._urls[sqs_name] = self._client.make(sqs_name, attributes)
         return self._urls[sqs_name]
 
-    def _hide(self, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
+    def hide(self, held: Sequence[Delivery], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
         """Hide claimed messages for `visibility_s` from now; the places of the refused ones.   Cost: 1 for ten."""
+        receipts = [each.message.receipt for each in held]
         return self._client.hide(self._main(), receipts, visibility_s, tries=tries)
 
-    def _move_to_failed(self, failed: Sequence[FailedDelivery]) -> None:
+    def move_to_failed(self, failed: Sequence[FailedDelivery]) -> None:
         """Send messages to the failed queue, then delete them from the main one.
 
         Cost: 2 requests for ten.   Crash: one may be in both; it is then moved a second time.
         """
-        texts = [failed_text(each, self._runtime) for each in failed]
-        for batch in pack(texts, len(texts)):
-            refused = self._client.send(self._failed(), texts[batch.start : batch.stop])
-            names = [failed[n].message.id for n in batch]
-            check(f"queue {self.name!r}: messages could not be moved to its failed queue", names, refused)
-        self._delete([each.message for each in failed])
+        texts = [(each.message.id, failed_text(each, self.runtime)) for each in failed]
+        self._send(self._failed(), texts, "messages could not be moved to its failed queue")
+        self.delete_ended([each.message for each in failed])
 
-    def _delete(self, messages: Sequence[Message], *, tries: int = TRIES) -> None:
+    def delete_ended(self, messages: Sequence[Message], *, tries: int = TRIES) -> None:
         """Delete what has ended.   Raises: Unavailable, OutcomeUnknown: it may come again.   Cost: 1 for ten."""
-        refused = self._client.delete(self._main(), [message.receipt for message in messages], tries=tries)
-        names = [message.id for message in messages]
-        check(f"queue {self.name!r}: messages that have ended could not be deleted", names, refused)
+        self._delete(self._main(), messages, "messages that have ended could not be deleted", tries=tries)
+
+    def _send(self, url: str, texts: Sequence[tuple[str, str]], trouble: str) -> None:
+        """Send some texts, each with its name.   Raises: Invalid, Unavailable, OutcomeUnknown.   Cost: 1 for ten."""
+        bodies = [text for _, text in texts]
+        for batch in pack(bodies, BATCH_MAX):
+            refused = self._client.send(url, bodies[batch.start : batch.stop])
+            check(f"queue {self.name!r}: {trouble}", [texts[n][0] for n in batch], refused)
+
+    def _delete(self, url: str, messages: Sequence[Message], trouble: str, *, tries: int = TRIES) -> None:
+        """Delete messages.   Raises: Unavailable, OutcomeUnknown: they may come again.   Cost: 1 for ten."""
+        refused = self._client.delete(url, [message.receipt for message in messages], tries=tries)
+        check(f"queue {self.name!r}: {trouble}", [message.id for message in messages], refused)
 
     def _counts(self, url: str) -> tuple[tuple[int, int, int], str | None]:
         """How many messages wait, are hidden, are delayed; and the dead-letter queue, if one is configured.
@@ -445,11 +447,16 @@ class SqsQueue:
         wanted = [*names, "RedrivePolicy"]
         answer = self._client.call("count", "get_queue_attributes", QueueUrl=url, AttributeNames=wanted)["Attributes"]
         waiting, hidden, delayed = (int(answer[name]) for name in names)
-        return (waiting, hidden, delayed), _dead_letters(answer.get("RedrivePolicy", "{}"))
+        target: Any = None
+        with suppress(msgspec.DecodeError):
+            target = (
+                records.decoder(dict[str, Any]).decode(answer.get("RedrivePolicy", "{}")).get("deadLetterTargetArn")
+            )
+        return (waiting, hidden, delayed), target.rpartition(":")[2] if isinstance(target, str) else None
 
     def _task(self, payload: Any) -> TaskMessage:
         data = msgspec.Raw(encoded_payload(payload, self._payload_type))
-        return TaskMessage(id=self._runtime.new_id(), payload=data, pushed_at=self._runtime.wall())
+        return TaskMessage(id=self.runtime.new_id(), payload=data, pushed_at=self.runtime.wall())
 
     def _fit(self, messages: Sequence[Message], hidden_s: float) -> list[Delivery]:
         """The messages that can be handed out. The others go to the failed queue."""
@@ -464,10 +471,10 @@ class SqsQueue:
             if message.count > self.policy.max_attempts:
                 unfit.append(FailedDelivery(message, task, DIED.format(count=message.count - 1)))
             else:
-                held.append(Delivery(message, task, until_s=hidden_s + self._ttl_s, received_s=hidden_s))
+                held.append(Delivery(message, task, until_s=hidden_s + self.hidden_s, received_s=hidden_s))
         if unfit:
             try:
-                self._move_to_failed(unfit)
+                self.move_to_failed(unfit)
             except LimpetError:
                 if not held:  # else they come again, and the tasks beside them lose no attempt by it
                     raise
@@ -486,272 +493,14 @@ class SqsQueue:
         """
         found = [(message, record) for message in messages if (record := read_failed(message, id_)) is not None]
         found = [(message, record) for message, record in found if record.id not in moved.values()]
-        fresh = {
-            record.message: next_life(record, self._runtime.wall())
-            for _, record in found
-            if record.message not in moved
-        }
-        texts = [task_text(task) for task in fresh.values()]
-        for batch in pack(texts, BATCH_MAX):
-            refused = self._client.send(self._main(), texts[batch.start : batch.stop])
-            check(
-                f"queue {self.name!r}: not retried",
-                [task.id for task in [*fresh.values()][batch.start : batch.stop]],
-                refused,
-            )
+        records_ = [record for _, record in found if record.message not in moved]
+        fresh = {record.message: next_life(record, self.runtime.wall()) for record in records_}
+        self._send(self._main(), [(task.id, task_text(task)) for task in fresh.values()], "not retried")
         moved |= {message: task.id for message, task in fresh.items()}
         gone = [message for message, _ in found]
         if gone:
-            refused = self._client.delete(self._failed(), [message.receipt for message in gone])
-            check(
-                f"queue {self.name!r}: retried, but still among the failed", [message.id for message in gone], refused
-            )
+            self._delete(self._failed(), gone, "retried, but still among the failed")
         return gone
-
-
-@dataclass(slots=True)
-class Delivery:
-    """One delivery and how far it is. `until_s` is when others may get it, on this process's clock."""
-
-    message: Message
-    task: TaskMessage
-    until_s: float
-    received_s: float
-    started_s: float = 0.0
-    state: Literal["waiting", "running", "ended", "over", "back"] = "waiting"
-    """`ended`: done and not yet deleted; `over`: it has a verdict, and the message is gone; `back`: handed back."""
-    gone: bool = False
-
-
-class SqsTask:
-    """One task of a claim. See `Task` for the verdicts."""
-
-    __slots__ = ("_claim", "_held", "payload")
-
-    def __init__(self, claim: SqsClaim, held: Delivery, payload: Any) -> None:
-        self._claim = claim
-        self._held = held
-        self.payload = payload
-
-    @property
-    def id(self) -> str:
-        return self._held.task.id
-
-    @property
-    def key(self) -> str:
-        """Its id without the mark of a retry: here every push of an id has the same key."""
-        return first_name(self.id)
-
-    @property
-    def attempt(self) -> int:
-        """The number of times that SQS has delivered the message."""
-        return self._held.message.count
-
-    @property
-    def fence(self) -> None:
-        """SQS gives no token that rises."""
-
-    @property
-    def lost(self) -> bool:
-        return self._claim.is_lost(self._held)
-
-    def done(self, result: Any = None) -> None:
-        """Also a lost task is deleted, which SQS may or may not heed.
-
-        Raises: Unsupported for a result: SQS has no place for it.
-        Cost: 1 request, for the last task of a claim; those before it share it.
-        """
-        if result is not None:
-            self._claim._queue._refuse("results")
-        self._claim.done(self._held)
-
-    def retry(self, after_s: float | None = None, error: str = "", traceback: str | None = None) -> None:
-        """SQS has no place for the error, unless it was the last attempt.
-
-        On a lost task it does nothing: the worker that has it now gives the verdict.
-        Raises: Invalid if it would stay hidden for more than 12 hours since it was received.
-        Cost: 1 request; as `fail` with the last attempt.
-        """
-        self._claim.retry(self._held, after_s, error, traceback)
-
-    def fail(self, error: str, traceback: str | None = None) -> None:
-        """On a lost task it does nothing.   Cost: 2 requests."""
-        self._claim.fail(self._held, error, traceback)
-
-
-class SqsClaim:
-    """One message or up to ten, hidden from others. Finished ones are deleted together, at the latest by the heartbeat.
-
-    Crash: what was not deleted is delivered again when its hiding runs out.
-    """
-
-    token = 0
-
-    def __init__(self, queue: SqsQueue, held: Sequence[Delivery]) -> None:
-        self._queue = queue
-        self._runtime = queue._runtime
-        self._held = held
-        self._mutex = queue._runtime.mutex()
-        self._started_s = queue._runtime.elapsed_s()
-        queue._renewer.add(self)
-
-    @property
-    def lost(self) -> bool:
-        unjudged = [held for held in self._held if held.state in ("waiting", "running", "back")]
-        return bool(unjudged) and all(map(self.is_lost, unjudged))
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[SqsTask]:
-        while (task := self.start_next()) is not None:
-            yield task
-
-    def start_next(self) -> SqsTask | None:
-        """Any number may run side by side: SQS has charged every message with its delivery."""
-        while (held := self._pick()) is not None:
-            try:
-                return SqsTask(self, held, self._queue._decoder.decode(held.task.payload))
-            except (msgspec.DecodeError, RecursionError) as error:
-                self.fail(held, f"the payload does not fit: {error}")
-        return None
-
-    @property
-    def may_start(self) -> bool:
-        return any(held.state == "waiting" and not self.is_lost(held) for held in self._held)
-
-    def _pick(self) -> Delivery | None:
-        with self._mutex:
-            for held in self._held:
-                if held.state == "waiting" and not self.is_lost(held):
-                    held.state = "running"
-                    held.started_s = self._started_s = self._runtime.elapsed_s()
-                    return held
-        return None
-
-    def __enter__(self) -> SqsClaim:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is None or isinstance(error, Exception):
-            for held in [held for held in self._held if held.state == "running"]:
-                apply_error(SqsTask(self, held, None), error)
-        self.hand_back()
-
-    def hand_back(self) -> None:
-        """SQS cannot take an attempt back: the delivery stays counted.   Cost: 1 request."""
-        self._queue._renewer.remove(self)
-        with self._mutex:
-            back = self._ours()
-            for held in back:
-                held.state = "back"
-            try:
-                self._delete_ended()
-            finally:
-                if back:
-                    with suppress(Unavailable, OutcomeUnknown):  # then they come back when their hiding runs out
-                        self._queue._hide([held.message.receipt for held in back], 0)
-
-    def renew(self) -> None:
-        """Delete what has ended, and hide the rest for another `ttl_s`. Not once a task has run past its time (F16).
-
-        Raises: LimpetError, after which it is tried again soon.   Cost: 1 request, and 1 if something has ended.
-        """
-        limit_s = self._queue.policy.timeout_s
-        with self._mutex:
-            self._delete_ended(tries=1)
-            running = (held.started_s for held in self._held if held.state == "running")
-            since_s = min(running, default=self._started_s)
-            if limit_s is None or self._runtime.elapsed_s() - since_s < limit_s:
-                self._hide_ours()
-
-    def is_lost(self, held: Delivery) -> bool:
-        """Whether others may have this message by now, and no verdict of ours came before that."""
-        ran_out = held.state in ("waiting", "running") and self._runtime.elapsed_s() >= held.until_s
-        return held.gone or ran_out or held.state == "back"
-
-    def done(self, held: Delivery) -> None:
-        """Verdict: it succeeded."""
-        with self._mutex:
-            if held.state == "back":
-                self._queue._delete([held.message])
-            elif held.state == "running":
-                held.state = "ended"
-            if not any(each.state in ("waiting", "running") for each in self._held):
-                self._delete_ended()
-        self._rest()
-
-    def retry(self, held: Delivery, after_s: float | None, error: str, trace: str | None = None) -> None:
-        """Verdict: another attempt, if there is one left."""
-        queue, count = self._queue, held.message.count
-        if count >= queue.policy.max_attempts:
-            self.fail(held, error or NO_VERDICT, trace)
-            return
-        longest_s = HIDDEN_MAX_S - 1 - (self._runtime.elapsed_s() - held.received_s)
-        if after_s is None:
-            pause_s = backoff_s(self._runtime, count, queue.policy.backoff_s, longest_s=queue.policy.backoff_max_s)
-            after_s = max(0.0, min(longest_s, pause_s))
-        if not 0 <= after_s <= longest_s:
-            raise Invalid(
-                f"after_s is {after_s:g}; SQS hides a message for at most 12 hours from its delivery",
-                hint="retry sooner, or use a queue in a bucket",
-            )
-        with self._mutex:
-            if held.state != "running" or self.is_lost(held):
-                return
-            refused = queue._hide([held.message.receipt], math.ceil(after_s))
-            held.gone = any(refusal.gone for refusal in refused.values())
-            if not held.gone:
-                check(f"queue {queue.name!r}: not put off", [held.task.id], refused)
-            held.state = "over"
-        self._rest()
-
-    def fail(self, held: Delivery, error: str, trace: str | None = None) -> None:
-        """Verdict: it failed for good. Without the message it is not ours to say."""
-        with self._mutex:
-            if held.state != "running" or self.is_lost(held):
-                return
-            self._queue._move_to_failed([FailedDelivery(held.message, held.task, error, trace)])
-            held.state = "over"
-        self._rest()
-
-    def _ours(self) -> list[Delivery]:
-        return [held for held in self._held if held.state in ("waiting", "running") and not self.is_lost(held)]
-
-    def _rest(self) -> None:
-        if not any(held.state in ("waiting", "running", "ended") for held in self._held):
-            self._queue._renewer.remove(self)
-
-    def _delete_ended(self, *, tries: int = TRIES) -> None:
-        ended = [held for held in self._held if held.state == "ended"]
-        if ended:
-            self._queue._delete([held.message for held in ended], tries=tries)
-            for held in ended:
-                held.state = "over"
-
-    def _hide_ours(self) -> None:
-        queue, ours = self._queue, self._ours()
-        if not ours:
-            return
-        sent_at_s = self._runtime.elapsed_s()
-        refused = queue._hide([held.message.receipt for held in ours], queue._ttl_s, tries=1)
-        answered_s = self._runtime.elapsed_s()
-        for n, held in enumerate(ours):
-            if n in refused:
-                held.gone = refused[n].gone
-            elif answered_s < held.until_s:  # later it proves nothing: SQS says yes to an expired receipt too
-                held.until_s = sent_at_s + queue._ttl_s
-        left = {n: refusal for n, refusal in refused.items() if not refusal.gone}
-        check(f"queue {queue.name!r}: not renewed", [held.task.id for held in ours], left)
-
-
-def _dead_letters(policy: str) -> str | None:
-    """The queue that a redrive policy names."""
-    try:
-        target = records.decoder(dict[str, Any]).decode(policy).get("deadLetterTargetArn")
-    except msgspec.DecodeError:
-        return None
-    return target.rpartition(":")[2] if isinstance(target, str) else None
 
 
 def _check_prefix(prefix: str) -> None:

@@ -25,7 +25,6 @@ from limpet.queue.storage import Storage
 from limpet.queue.sync.decide import ends, is_held_elsewhere, merged, noted, ran_twice, won_back
 from limpet.queue.sync.records import DAMAGE, EndLine, LeaseLine, RemoteLease, place_at, place_of
 
-SENDS_MAX = 4
 AT_ONCE = 32
 KNOWN_MAX = 10_000
 CODEC = struct_codec(RemoteLease)
@@ -227,7 +226,7 @@ class Applier:
         if seen is None:
             self._copy_parts(place, receipt, parts_from)
             self._copy_own(place, line.entry, receipt, parts_from)
-        for _ in attempts(self._runtime, SENDS_MAX, pause_s=0):
+        for _ in attempts(self._runtime, pause_s=0):
             value = merged(seen.value if seen else None, receipt)
             if value is None:
                 return seen.value if seen else None
@@ -248,7 +247,7 @@ class Applier:
 
     def _create(self, key: Key, data: bytes, stands: Callable[[], T | None]) -> T | None:
         """Put an object if absent; if the put is refused, return what `stands` finds instead."""
-        for _ in attempts(self._runtime, SENDS_MAX, pause_s=0):
+        for _ in attempts(self._runtime, pause_s=0):
             try:
                 self.store.put(key, data, when=Absent())
                 return None

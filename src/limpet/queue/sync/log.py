@@ -16,6 +16,7 @@ from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, Outcom
 from limpet.kernel.keys import Key, QueueKeys
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Stat, Store, batched
+from limpet.kernel.waiting import attempts
 from limpet.queue.entry import Receipt
 from limpet.queue.sync.apply import OnUnreadable, RemoteLeases, stored_bytes
 from limpet.queue.sync.records import (
@@ -35,8 +36,6 @@ from limpet.queue.sync.state import NodeState
 
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
-SENDS_MAX = 4
-BACKOFF_S = 0.1
 PAGE = 1000
 
 Logs = Mapping[str, Mapping[int, Stat]]
@@ -113,13 +112,12 @@ class ClientLog(_LineJournal):
             if self._owner != runtime.owner:  # a forked child is another client
                 self._owner, self._node, self._seq = runtime.owner, CLIENT + runtime.new_id(), 0
             data = log_bytes([line], node=self._node, owner=self._owner, up_s=0.0)
-            for sent in range(1, SENDS_MAX + 1):
+            for _ in attempts(runtime):
                 found = _put_log(self._store, keys.log_key(self._node, self._seq + 1), data)
                 if found is not None:  # ours, or an earlier line that was given up and landed late: it has the number
                     self._seq += 1
                 if found == data:
                     return
-                runtime.sleep(runtime.rng.uniform(0.5, 1.0) * BACKOFF_S * sent)
         raise OutcomeUnknown(f"it is unknown whether a log of {self._node} was written", hint="do it again")
 
 
@@ -152,7 +150,7 @@ class LogWriter:
         data = log_bytes(lines, node=state.node, owner=runtime.owner, up_s=self._up_s)
         last = state.record.last_log
         seq = (last if last and last >= state.seen_last else self._last_of_ours()) + 1
-        for sent in range(1, SENDS_MAX + 1):
+        for _ in attempts(runtime):
             if seq > keys.LOG_MAX:
                 raise Conflict(
                     f"the logs of the node {state.node!r} have reached their last number",
@@ -166,7 +164,6 @@ class LogWriter:
             if found is not None:
                 self._check_ours(found, key)
                 seq = self._last_of_ours() + 1  # skip what an earlier process of ours sent, or what is not a log
-            runtime.sleep(runtime.rng.uniform(0.05, 0.1) * sent)
         raise OutcomeUnknown(f"it is unknown whether a log of {state.node} was written")
 
     def _last_of_ours(self) -> int:

@@ -23,6 +23,7 @@ from limpet.kernel.keys import QueueKeys
 from limpet.kernel.lease import Lease, Lock, VersionWatch
 from limpet.kernel.runtime import Flag, Runtime
 from limpet.kernel.store.api import Store
+from limpet.kernel.waiting import spread_backoff_s
 from limpet.queue.api import Policy
 from limpet.queue.push import Pusher
 from limpet.queue.storage import Storage
@@ -39,7 +40,8 @@ DOWN_S = 3600.0
 RETENTION_S = 7 * 86400.0
 INTERVAL_MIN_S = 1.0
 LOCK_TTL_S = 60.0
-RETRY_MIN_S = 5.0
+OFFLINE_S = 5.0
+"""How long the first pause is while the bucket cannot be reached."""
 POLL_S = 2.0
 SWEEP_EVERY_S = 86400.0
 FIRST_SWEEP_S = 3600.0
@@ -253,7 +255,7 @@ class Supervisor:
             self._disconnected_at_s = self._runtime.elapsed_s()
             on_event(Disconnected(error))
         self._failures += 1
-        pause_s = min(self._up_s, RETRY_MIN_S * 2.0 ** min(self._failures - 1, 30))
+        pause_s = spread_backoff_s(self._failures, OFFLINE_S, self._up_s, chance=1.0)
         again_s = self._runtime.elapsed_s() + self._spread(pause_s)
         self._up_at_s, self._down_at_s = max(self._up_at_s, again_s), max(self._down_at_s, again_s)
 

@@ -19,6 +19,7 @@ from limpet.kernel.lease import State, VersionWatch
 from limpet.kernel.lease.decide import is_live
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Store, batched
+from limpet.kernel.waiting import attempts
 from limpet.queue.entry import ENTRY_BYTES_MAX, EntryLease
 from limpet.queue.storage import Storage
 from limpet.queue.sync.apply import Applier, Collision, Cycle, LineOutcome, OnUnreadable, queues_of, read_each
@@ -39,7 +40,6 @@ from limpet.queue.sync.state import NodeState
 AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 1024 * 1024
 INLINE_BYTES_MAX = 256 * 1024
-SWAPS_MAX = 4
 OWNER = "node:"
 DAMAGE_S = 86400.0
 """A receipt that seems older than a damaged outbox entry, by up to this much, may be the one it noted: clocks step."""
@@ -250,7 +250,7 @@ class OutboxSender:
         seen = self._published.pop(cell.key, None) or cell.read()
         if seen is None and not storage.exists(queue.tasks(note.entry, batch=note.batch)):
             return None  # the bucket's entry has ended or was never sent: no other node could claim it
-        for _ in range(SWAPS_MAX):
+        for _ in attempts(self._runtime, pause_s=0):
             ours = published(
                 seen.value if seen else None,
                 local,
