@@ -73,13 +73,6 @@ class SimStat:
     st_mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """A descriptor that its process keeps open."""
-
-    fd: int
-
-
 class Disk:
     """The file system of one machine."""
 
@@ -214,12 +207,12 @@ class SimFiles(Files):
         return self._opened(self._disk.find(path))
 
     @_system_call
-    def create(self, folder: int, name: str, mode: int, /) -> int:
-        return self._opened(self._made(folder, name, stat.S_IFREG | mode))
+    def create(self, name: str, flags: int, mode: int, /, *, dir_fd: int) -> int:
+        return self._opened(self._made(dir_fd, name, stat.S_IFREG | mode))
 
     @_system_call
-    def reopen(self, folder: int, name: str, /) -> int:
-        return self._opened(self._found(folder, name))
+    def reopen(self, name: str, flags: int, /, *, dir_fd: int) -> int:
+        return self._opened(self._found(dir_fd, name))
 
     def close(self, fd: int, /) -> None:
         """The files of a dead process were closed when it died."""
@@ -233,9 +226,8 @@ class SimFiles(Files):
         for fd in [*self._open]:
             self.close(fd)
 
-    def pin(self, fd: int, /) -> Pinned:
+    def unpin(self, fd: int, /) -> None:
         """It is kept until the process ends: Python's garbage collector must not change the trace."""
-        return Pinned(fd)
 
     @_system_call
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
@@ -256,16 +248,16 @@ class SimFiles(Files):
         return self._open[fd].stat()
 
     @_system_call
-    def stat(self, folder: int, name: str, /) -> SimStat:
-        return self._found(folder, name).stat()
+    def stat(self, name: str, /, *, dir_fd: int) -> SimStat:
+        return self._found(dir_fd, name).stat()
 
     @_system_call
     def identify(self, path: str, /) -> SimStat:
         return self._disk.find(path).stat()
 
     @_system_call
-    def utime(self, fd: int, mtime_ns: int, /) -> None:
-        self._open[fd].mtime_ns = mtime_ns
+    def utime(self, fd: int, /, *, ns: tuple[int, int]) -> None:
+        self._open[fd].mtime_ns = ns[1]
 
     @_system_call
     def fchmod(self, fd: int, mode: int, /) -> None:
@@ -279,35 +271,35 @@ class SimFiles(Files):
         inode.safe_names = dict(inode.names)
 
     @_system_call
-    def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        inode = self._found(folder, name)
-        self._without(to_folder, to_name)[to_name] = inode
+    def link(self, name: str, to_name: str, /, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        inode = self._found(src_dir_fd, name)
+        self._without(dst_dir_fd, to_name)[to_name] = inode
         inode.links += 1
 
     @_system_call
-    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        inode = self._found(folder, name)
-        names = self._names(to_folder)
+    def rename(self, name: str, to_name: str, /, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        inode = self._found(src_dir_fd, name)
+        names = self._names(dst_dir_fd)
         old = names.get(to_name)
-        del self._names(folder)[name]
+        del self._names(src_dir_fd)[name]
         names[to_name] = inode
         if old is not None:
             old.links -= 1
             self._disk.free(old)
 
     @_system_call
-    def unlink(self, folder: int, name: str, /) -> None:
-        self._remove(folder, name)
+    def unlink(self, name: str, /, *, dir_fd: int) -> None:
+        self._remove(dir_fd, name)
 
     @_system_call
-    def mkdir(self, folder: int, name: str, mode: int, /) -> None:
-        self._made(folder, name, stat.S_IFDIR | mode)
+    def mkdir(self, name: str, mode: int, /, *, dir_fd: int) -> None:
+        self._made(dir_fd, name, stat.S_IFDIR | mode)
 
     @_system_call
-    def rmdir(self, folder: int, name: str, /) -> None:
-        if self._found(folder, name).names:
+    def rmdir(self, name: str, /, *, dir_fd: int) -> None:
+        if self._found(dir_fd, name).names:
             raise OSError(errno.ENOTEMPTY, "not empty", name)
-        self._remove(folder, name)
+        self._remove(dir_fd, name)
 
     @_system_call
     def scandir(self, folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:

@@ -614,8 +614,8 @@ class _CrashingFiles(SimFiles):
         super().__init__(machine.disk, machine.world, process, fault_rate=machine.fault_rate)
         self._machine = machine
 
-    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        super().rename(folder, name, to_folder, to_name)
+    def rename(self, name: str, to_name: str, /, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        super().rename(name, to_name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         world, process = self._world, self._process
         due = to_name.endswith(".usv") and world.chance(64, process.index, process.calls) < 0.1
         if due and world.strike(f"{process.name}/{process.calls}/crash", "crash"):

@@ -17,7 +17,7 @@ from limpet.kernel.lease.decide import look_interval_s
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.store import Version
 from limpet.queue import Policy
-from limpet.queue.claim import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
+from limpet.queue.board import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
 from limpet.queue.decide import (
     ABANDONED,
     BRIEF_CHARS_MAX,

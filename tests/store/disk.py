@@ -39,6 +39,7 @@ CACHE = Path(__file__).resolve().parent.parent.parent / ".cache"
 """Of the checkout: what `make test` calls a temporary folder may lie in memory."""
 
 Before = Callable[[str, tuple[Any, ...]], None]
+"""Gets the name of a call and its arguments: those without a name, then the folders."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ def files_with(before: Before = lambda name, args: None, **instead: Callable[...
     def tap(name: str) -> Callable[..., Any]:
         real = instead.get(name) or getattr(OsFiles, name)
 
-        def call(*args: Any) -> Any:
-            before(name, args)
-            return real(*args)
+        def call(*args: Any, **named: Any) -> Any:
+            before(name, (*args, *named.values()))
+            return real(*args, **named)
 
         return call
 
@@ -97,7 +98,7 @@ class Tape:
     """Records each call as `name path`: the path is taken from `above`, and temp files are called TEMP."""
 
     def __init__(self, above: Path) -> None:
-        self.files = files_with(self._note, open=self._open, create=self._create)
+        self.files = files_with(self._note, open=self._open, create=self._create, reopen=self._create)
         self._said: list[str] = []
         self._above = str(above)
         self._paths: dict[int, str] = {}
@@ -107,18 +108,18 @@ class Tape:
         self._paths[fd] = path
         return fd
 
-    def _create(self, folder: int, name: str, mode: int, /) -> int:
-        fd = OsFiles.create(folder, name, mode)
-        self._paths[fd] = f"{self._paths[folder]}/{name}"
+    def _create(self, name: str, flags: int, mode: int = 0, /, *, dir_fd: int) -> int:
+        fd = OsFiles.create(name, flags, mode, dir_fd=dir_fd)
+        self._paths[fd] = f"{self._paths[dir_fd]}/{name}"
         return fd
 
     def _note(self, name: str, args: tuple[Any, ...]) -> None:
-        if name == "pin":
+        if name == "unpin":
             return
-        at, *rest = args[2:] if name in ("link", "rename") else args
+        at = args[1 if name in ("link", "rename") else 0]
         path = at if isinstance(at, str) else self._paths.get(at, "")
-        if rest and isinstance(rest[0], str) and name != "scandir":
-            path = f"{path}/{rest[0]}"
+        if not path.startswith("/"):
+            path = f"{self._paths.get(args[-1], '')}/{path}"
         short = path.removeprefix(self._above).lstrip("/") or "."
         self._said.append(f"{name} {'TEMP' if '.limpet/tmp/' in short else short}")
 
@@ -138,7 +139,9 @@ def coarse() -> Files:
         return count
 
     return files_with(
-        write=write, fstat=lambda fd: _same_inode(os.fstat(fd)), stat=lambda *at: _same_inode(OsFiles.stat(*at))
+        write=write,
+        fstat=lambda fd: _same_inode(os.fstat(fd)),
+        stat=lambda name, dir_fd: _same_inode(OsFiles.stat(name, dir_fd=dir_fd)),
     )
 
 
@@ -155,7 +158,10 @@ def unstamped() -> Files:
         asked_ns.pop(fd, None)
         os.close(fd)
 
-    return files_with(write=files.write, stat=files.stat, utime=asked_ns.__setitem__, fstat=fstat, close=close)
+    def utime(fd: int, ns: tuple[int, int]) -> None:
+        asked_ns[fd] = ns[1]
+
+    return files_with(write=files.write, stat=files.stat, utime=utime, fstat=fstat, close=close)
 
 
 def _same_inode(real: FileStat, mtime_ns: int | None = None) -> Versioned:

@@ -162,7 +162,7 @@ def test_versions_rise_above_a_future_mtime(root: Path) -> None:
 
 @pytest.mark.parametrize("grain_ns", [100, 1_000_000, 10**9, 2 * 10**9])
 def test_versions_rise_where_mtimes_are_coarse(tmp_path: Path, grain_ns: int) -> None:
-    files = files_with(utime=lambda fd, ns: OsFiles.utime(fd, ns // grain_ns * grain_ns))
+    files = files_with(utime=lambda fd, ns: OsFiles.utime(fd, ns=(0, ns[1] // grain_ns * grain_ns)))
     store = DirectoryStore(tmp_path, files=files)
     versions = [store.put(K, b"same") for _ in range(5)]
     assert len({version.split("-")[0] for version in versions}) == 5
@@ -170,7 +170,7 @@ def test_versions_rise_where_mtimes_are_coarse(tmp_path: Path, grain_ns: int) ->
 
 
 def test_a_disk_that_keeps_no_mtimes_is_refused(tmp_path: Path) -> None:
-    files = files_with(utime=lambda fd, ns: OsFiles.utime(fd, 0))
+    files = files_with(utime=lambda fd, ns: OsFiles.utime(fd, ns=(0, 0)))
     store = DirectoryStore(tmp_path, files=files)
     version = store.put(K, b"old")
     with pytest.raises(Unsupported):

@@ -247,8 +247,8 @@ def _shifted(real: Callable[..., Any], runtime: ManualRuntime) -> Callable[..., 
     """Files' times as if now were an hour after the machine's wall clock, on a clock that we move by hand."""
     from store.disk import Versioned
 
-    def call(*args: Any) -> Any:
-        found = real(*args)
+    def call(*args: Any, **named: Any) -> Any:
+        found = real(*args, **named)
         wall_ns = int(runtime.wall().timestamp() * 1e9)
         return Versioned(found.st_mode, found.st_dev, found.st_ino, found.st_size, wall_ns + 3600 * 10**9)
 

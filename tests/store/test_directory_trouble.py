@@ -102,9 +102,9 @@ def _data(store: DirectoryStore) -> bytes | None:
 
 @pytest.mark.parametrize("case", ["absent", "match"])
 def test_a_move_that_failed_and_was_made_is_unknown(tmp_path: Path, case: str) -> None:
-    def broken(move: Callable[[int, str, int, str], None]) -> Callable[[int, str, int, str], None]:
-        def call(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-            move(folder, name, to_folder, to_name)
+    def broken(move: Callable[..., None]) -> Callable[..., None]:
+        def call(name: str, to_name: str, /, **folders: int) -> None:
+            move(name, to_name, **folders)
             raise OSError(errno.EIO, "reply lost")
 
         return call

@@ -1,20 +1,18 @@
 """`EntryClaim`: the tasks of one entry that this process holds, from the claim to the last verdict.
 
-`Results` are the claim's results until they are written; `Slots` limit the claims of all processes.
+`board` has what is known of them in memory, `storage` their objects.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from limpet.kernel import records
 from limpet.kernel.cell import Fence
 from limpet.kernel.errors import (
     Conflict,
@@ -28,13 +26,12 @@ from limpet.kernel.errors import (
     Unsupported,
 )
 from limpet.kernel.keys import Key
-from limpet.kernel.lease import HeldLease, Lease, Lock, Renewer, VersionWatch
-from limpet.kernel.store.api import Absent
+from limpet.kernel.lease import HeldLease, Renewer
 from limpet.kernel.user_code import ended, text_of
 from limpet.kernel.waiting import backoff_s
 from limpet.queue.api import Fail, Policy, Retry, Task
+from limpet.queue.board import StartGroup, TaskBoard
 from limpet.queue.decide import (
-    Progress,
     attempt_record,
     attempts_of,
     bare,
@@ -46,11 +43,7 @@ from limpet.queue.decide import (
     freed,
     handed_back,
     lists_done,
-    may_start,
-    must_charge,
-    open_tasks,
     progressed,
-    start_order,
     task_receipt,
 )
 from limpet.queue.durable import life_of, may_have_begun, may_have_steps, origin_of
@@ -60,7 +53,6 @@ from limpet.queue.entry import (
     Content,
     Ended,
     EntryLease,
-    Part,
     Receipt,
     Suspension,
     result_bytes,
@@ -72,57 +64,9 @@ NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
-PATIENCE_S = 0.2
-PATIENCE_MAX_S = 3.0
-INLINE_BYTES_MAX = 1024
-INLINE_TOTAL_MAX = 256 * 1024
-PART_BYTES_MAX = 512 * 1024
-SLOTS_READ_MAX = 8
+PAUSE_S = 0.4
 OUTLIVED_S = 3 * 86400.0
 """A claim that ran out so long ago asks whether the entry is still the one that it had."""
-
-
-class Results:
-    """Keeps the results of one claim, and the large ones until they are written.
-
-    `inline_bytes`: what earlier claims of the entry have put into the record.
-    """
-
-    def __init__(self, storage: Storage, entry: str, *, inline_bytes: int) -> None:
-        self._storage = storage
-        self._entry = entry
-        self._inline_bytes = inline_bytes
-        self.all: dict[int, msgspec.Raw] = {}
-        self.large: dict[int, msgspec.Raw] = {}
-
-    def is_large(self, n: int, data: msgspec.Raw) -> bool:
-        """Whether the result of task `n` goes into a part object; then it is kept here."""
-        self.all[n] = data
-        size = len(bytes(data))
-        if size <= INLINE_BYTES_MAX and self._inline_bytes + size <= INLINE_TOTAL_MAX:
-            self._inline_bytes += size
-            return False
-        self.large[n] = data
-        return True
-
-    def write_large(self) -> Iterator[Key]:
-        """Write what is kept; the keys of the parts. It comes before the record that names them.
-
-        Cost: 1 PUT per 512 KiB.
-        """
-        while self.large:
-            some: dict[int, msgspec.Raw] = {}
-            size = 0
-            for n, data in [*self.large.items()]:
-                size += len(bytes(data))
-                if some and size > PART_BYTES_MAX:
-                    break
-                some[n] = data
-            key = self._storage.keys.part(self._entry, self._storage.runtime.new_id())
-            self._storage.store.put(key, records.encode(Part(results=some)), when=Absent())
-            for n in some:
-                self.large.pop(n, None)
-            yield key
 
 
 class EntryTask:
@@ -179,14 +123,6 @@ class EntryTask:
         return self._claim, self._n
 
 
-@dataclass(slots=True)
-class _StartGroup:
-    """Tasks that threads start at the same time: one swap charges them all. `charged`: it did."""
-
-    tasks: list[int] = field(default_factory=list)
-    charged: bool = False
-
-
 class EntryClaim:
     """One entry, held. Verdicts gather here; the last one ends the entry, and a heartbeat writes them down meanwhile.
 
@@ -195,6 +131,13 @@ class EntryClaim:
 
     Crash: tasks without a written verdict run again; none is lost, and only those that were started are charged.
     """
+
+    _ended = False
+    _announced = False
+    """Whether the journal knows that the entry is held."""
+    _hurry = False
+    """Whether an end is tried once, and not until the claim ends."""
+    _after: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -210,40 +153,20 @@ class EntryClaim:
         self.content = content
         self.batch = batch
         self.storage = storage
-        self._runtime = storage.runtime
         self._policy = policy
         self._decoder = decoder
         self._renewer = renewer
         self._lease = lease
-        record = lease.record
-        at_s = self._runtime.elapsed_s()
-        self._waiting = start_order(record, len(content.ids))[::-1]
-        self._suspects = frozenset(record.suspects)
-        self._progress = Progress(
-            due_s={n: at_s + wait_s for n, wait_s in record.waits.items()},
-            suspended={n: (each, at_s) for n, each in record.suspended.items() if n in record.waits},
-        )
-        self._open = {*open_tasks(record, len(content.ids))}
-        self._by_swap = must_charge(record, policy)
-        self._mutex = self._runtime.mutex()
-        self._writing = self._runtime.mutex()
-        self._running: dict[int, float] = {}
-        """The tasks that were started and have no verdict, and when."""
-        self._starts = _StartGroup()
-        self._spent: set[int] = set()
-        self._began_s = self._started_s = at_s
-        self._results = Results(storage, lease.name, inline_bytes=sum(map(len, map(bytes, record.results.values()))))
-        self._ended = self._announced = self._hurry = False
-        self._inherited = [*record.failed]
-        self.suspended_before = record.suspended
-        """By task: its suspension when this claim began."""
-        self._after: Callable[[], None] | None = None
+        runtime = storage.runtime
+        self._board = TaskBoard(lease.record, len(content.ids), policy, runtime.elapsed_s())
+        self._mutex = runtime.mutex()
+        self._writing = runtime.mutex()
         renewer.add(self)
 
     @property
     def over(self) -> bool:
         """Whether it has ended, or every task has its verdict."""
-        return self._ended or not self._open
+        return self._ended or not self._board.open
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the claim is over."""
@@ -266,7 +189,12 @@ class EntryClaim:
     @property
     def held_s(self) -> float:
         """For how long this process has had the claim."""
-        return self._runtime.elapsed_s() - self._began_s
+        return self.storage.runtime.elapsed_s() - self._board.began_s
+
+    @property
+    def suspended_before(self) -> Mapping[int, Suspension]:
+        """By task: its suspension when this claim began."""
+        return self._board.first.suspended
 
     @property
     def lost(self) -> bool:
@@ -291,55 +219,49 @@ class EntryClaim:
     @property
     def may_start(self) -> bool:
         with self._mutex:
-            return not (self._ended or self._lease.lost) and self._next_may_start()
-
-    def _next_may_start(self) -> bool:
-        """Whether the other tasks of the claim allow it to start the next one."""
-        if not self._waiting:
-            return False
-        return may_start(self._waiting[-1], running=self._running, suspects=self._suspects, policy=self._policy)
+            return not (self._ended or self._lease.lost) and self._board.next_may_start(self._policy)
 
     def _start(self, *, beside: bool) -> EntryTask | None:
         """Start the next task; None if there is none, or the claim is over. `beside`: whatever else runs."""
+        board, lease = self._board, self._lease
         while True:
             with self._mutex:
-                at_s = self._runtime.elapsed_s()
-                if self._ended or not self._waiting or self._lease.lost_at(at_s):
+                at_s = self.storage.runtime.elapsed_s()
+                if self._ended or not board.waiting or lease.lost_at(at_s):
                     return None
-                if self._running and not beside and not self._next_may_start():
+                if board.running and not beside and not board.next_may_start(self._policy):
                     return None
-                n = self._waiting.pop()
-                self._running[n] = self._started_s = at_s
-                attempts = attempts_of(self._lease.record, n) + 1
-                if not self._by_swap:
-                    self._progress.attempts[n] = attempts
+                n = board.waiting.pop()
+                board.running[n] = board.started_s = at_s
+                attempts = attempts_of(lease.record, n) + 1
+                if not board.by_swap:
+                    board.progress.attempts[n] = attempts
             payload = ended(self._decoder.decode, self.content.payloads[n])
             if payload.error is not None:  # the bytes are no JSON, or a user's own type refuses them
                 self._put_back(n)
                 self.give_up(n, f"the payload does not fit: {_short(payload.error)}", unread=True)
                 continue
-            if self._by_swap and (not self._charge(n) or self._ended):
+            if board.by_swap and (not self._charge(n) or self._ended):
                 return None  # or it was handed back meanwhile
             return EntryTask(self, n, payload.value, attempts)
 
     def _put_back(self, n: int) -> None:
-        """Undo the start of a task whose handler does not run."""
         with self._mutex:
-            self._running.pop(n, None)
-            if not self._by_swap:
-                self._progress.attempts.pop(n, None)
+            self._board.put_back(n)
 
     def _attempts(self, n: int) -> int:
         """How many attempts of task `n` there were, this claim's too."""
-        return self._progress.attempts.get(n) or attempts_of(self._lease.record, n)
+        return self._board.progress.attempts.get(n) or attempts_of(self._lease.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._ended:
+            return
         try:
             if error is None or isinstance(error, Exception):
-                for n in [*self._running]:
+                for n in [*self._board.running]:
                     apply_error(EntryTask(self, n, None, self._attempts(n)), error)
             self._conclude()
         finally:
@@ -366,7 +288,7 @@ class EntryClaim:
                 before = error_of(record, n, count)
                 self.note_durable(n)
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
-            self._waiting = [n for n in self._waiting if n in self._open]
+            self._board.waiting = [n for n in self._board.waiting if n in self._board.open]
             if not self.over:
                 return True
             self.hand_back()
@@ -379,7 +301,7 @@ class EntryClaim:
         """Renew, and write down the verdicts so far. Not once a task has run past its time (F16).   Cost: 1 PUT."""
         limit_s = float("inf") if self._policy.timeout_s is None else self._policy.timeout_s
         with self._writing:
-            if not self._ended and self._runtime.elapsed_s() - self._running_since_s() <= limit_s:
+            if not self._ended and self.storage.runtime.elapsed_s() - self._running_since_s() <= limit_s:
                 self._write_large()
                 self._lease.rewrite(self._written)
                 if not self._announced:
@@ -389,26 +311,25 @@ class EntryClaim:
     def _running_since_s(self) -> float:
         """When the task that has run longest was started; if none runs, the last one."""
         with self._mutex:
-            return min(self._running.values(), default=self._started_s)
+            return min(self._board.running.values(), default=self._board.started_s)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
-        data = None if result is None else msgspec.Raw(result_bytes(result))
+        data = None if result is None else result_bytes(result)
+        board = self._board
         last = False
         with self._mutex:
             ended = self._ended
             if not ended:
                 self._check_undecided(n)
-                self._open.discard(n)
-                self._running.pop(n, None)
-                self._progress.done.append(n)
-                if data is not None and not self._results.is_large(n, data):
-                    self._progress.results[n] = data
-                last = not self._open
+                last = board.close(n)
+                board.progress.done.append(n)
+                if data is not None and not board.results.is_large(n, data):
+                    board.progress.results[n] = board.results.all[n]
         if ended:
-            self._complete_late([n], data)
+            self._complete_late([n], None if data is None else msgspec.Raw(data))
         elif last:
-            self._finish()
+            self.patiently(self._finish)
 
     def retry(self, n: int, after_s: float | None, error: str, trace: str | None = None) -> None:
         """Verdict: another attempt, if there is one left."""
@@ -417,7 +338,9 @@ class EntryClaim:
             self.fail(n, error or NO_VERDICT, trace)
             return
         if after_s is None:
-            after_s = backoff_s(self._runtime, attempts, self._policy.backoff_s, longest_s=self._policy.backoff_max_s)
+            after_s = backoff_s(
+                self.storage.runtime, attempts, self._policy.backoff_s, longest_s=self._policy.backoff_max_s
+            )
         if not after_s >= 0:
             raise Invalid(f"after_s must not be negative, and is {after_s:g}")
         after_s = min(after_s, DELAY_MAX_S)
@@ -425,10 +348,10 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            self._running.pop(n, None)
-            self._progress.due_s[n] = self._runtime.elapsed_s() + after_s
+            self._board.running.pop(n, None)
+            self._board.progress.due_s[n] = self.storage.runtime.elapsed_s() + after_s
             self._note(n, error, trace)
-            all_wait = self._open == self._progress.due_s.keys()
+            all_wait = self._board.all_wait()
         if all_wait:
             self._conclude()
 
@@ -438,20 +361,20 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            self._progress.attempts[n] = max(0, self._attempts(n) - 1)
-            self._running.pop(n, None)
-            at_s = self._runtime.elapsed_s()
-            self._progress.due_s[n] = at_s + min(max(0.0, wait_s), DELAY_MAX_S)
-            self._progress.suspended[n] = suspension, at_s
-            all_wait = self._open == self._progress.due_s.keys()
+            progress, at_s = self._board.progress, self.storage.runtime.elapsed_s()
+            progress.attempts[n] = max(0, self._attempts(n) - 1)
+            self._board.running.pop(n, None)
+            progress.due_s[n] = at_s + min(max(0.0, wait_s), DELAY_MAX_S)
+            progress.suspended[n] = suspension, at_s
+            all_wait = self._board.all_wait()
         if all_wait:
             self._conclude()
 
     def note_durable(self, n: int) -> None:
         """Task `n` records a step: its steps are removed with the entry."""
         with self._mutex:
-            if n not in self._progress.durable:
-                self._progress.durable.append(n)
+            if n not in self._board.progress.durable:
+                self._board.progress.durable.append(n)
 
     def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
@@ -462,7 +385,7 @@ class EntryClaim:
 
     def _durable(self) -> set[int]:
         """The tasks that have recorded steps."""
-        return {*self._lease.record.durable, *self._progress.durable}
+        return {*self._lease.record.durable, *self._board.progress.durable}
 
     def life(self, n: int) -> str:
         """The life of task `n`."""
@@ -493,7 +416,7 @@ class EntryClaim:
                 return False
             if not self._still_ours():
                 with self._mutex:
-                    self._spent.add(n)
+                    self._board.spent |= {n}
                     self._note(n, error, trace)
                 return False
         self._check_undecided(n)
@@ -510,50 +433,47 @@ class EntryClaim:
                     return
                 self._write_receipt(n, receipt)
                 with self._mutex:
-                    self._open.discard(n)
-                    self._running.pop(n, None)
-                    self._progress.due_s.pop(n, None)
-                    self._progress.failed.append(n)
-                    last = not self._open
+                    last = self._board.close(n)
+                    self._board.progress.due_s.pop(n, None)
+                    self._board.progress.failed.append(n)
                 wrote = True
 
         self.patiently(write)
         if last:
-            self._finish()
+            self.patiently(self._finish)
         return wrote
 
     def _note(self, n: int, error: str, trace: str | None) -> None:
         """Keep the error of an attempt for those who look at the task, and for its receipt."""
+        progress = self._board.progress
         if error or trace:
-            record, wall = self._lease.record, self._runtime.wall()
-            self._progress.errors[n] = attempt_record(
-                self._attempts(n), at=wall, worker=record.label, error=error, trace=trace
-            )
+            at, worker = self.storage.runtime.wall(), self._lease.record.label
+            progress.errors[n] = attempt_record(self._attempts(n), at=at, worker=worker, error=error, trace=trace)
         if not self.batch:
-            self._progress.error = clean_text(error) or None
+            progress.error = clean_text(error) or None
 
     def patiently(self, write: Callable[[], object]) -> None:
         """Write an end; while the store cannot be reached, try again until the claim ends.
 
         Raises: OutcomeUnknown, Unavailable, if it cannot be reached by then.
         """
-        until_s = self._runtime.elapsed_s() + self._lease.valid_for_s()
-        tries = 0
+        tries, until_s = 0, 0.0
         while True:
             try:
                 write()
                 return
             except (OutcomeUnknown, Unavailable):
+                at_s = self.storage.runtime.elapsed_s()
+                until_s = until_s or at_s + self._lease.valid_for_s()
                 tries += 1
-                left_s = until_s - self._runtime.elapsed_s()
-                if self._hurry or left_s <= 0:
+                if self._hurry or at_s >= until_s:
                     raise
-            pause_s = min(PATIENCE_MAX_S, PATIENCE_S * 2.0 ** min(tries, 10)) * self._runtime.rng.uniform(0.5, 1.0)
-            self._runtime.sleep(min(pause_s, left_s))
+            pause_s = backoff_s(self.storage.runtime, tries, PAUSE_S)
+            self.storage.runtime.sleep(min(pause_s, until_s - at_s))
 
     def _check_undecided(self, n: int) -> None:
         """Raises: Invalid for a task that has its verdict."""
-        if n not in self._open or n in self._progress.due_s:
+        if n not in self._board.open or n in self._board.progress.due_s:
             raise Invalid(f"task {self.content.ids[n]!r} has its verdict already", hint="give each task exactly one")
 
     def _charge(self, n: int) -> bool:
@@ -562,14 +482,14 @@ class EntryClaim:
         The first thread that may write does so for all that wait for that: they start together.
         """
         with self._mutex:
-            starts = self._starts
+            starts = self._board.starts = self._board.starts or StartGroup()
             starts.tasks.append(n)
         try:
             with self._writing:
                 with self._mutex:
-                    writes = self._starts is starts
+                    writes = self._board.starts is starts
                     if writes:
-                        self._starts = _StartGroup()
+                        self._board.starts = None
                 if writes:
                     with suppress(Conflict, LeaseLost, OutcomeUnknown, Unavailable):
                         self._write_large()
@@ -577,21 +497,23 @@ class EntryClaim:
                         starts.charged = True
         finally:
             if not starts.charged:
-                self._put_back(n)
                 with self._mutex:
-                    self._waiting.clear()  # the rest goes back
+                    self._board.put_back(n)
+                    self._board.waiting.clear()  # the rest goes back
         return starts.charged
 
     def _write_large(self) -> None:
         """Large results come before the swap that counts their tasks as done."""
-        self._progress.parts.extend(self._results.write_large())
+        self._board.progress.parts.extend(self._board.results.write_large(self.storage, self.entry))
 
     def _written(self, record: EntryLease) -> EntryLease:
         """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
-            done = [n for n in self._progress.done if n not in self._results.large]
-            running = [] if self._by_swap else [*self._running]
-            return progressed(record, replace(self._progress, done=done, running=running), self._runtime.elapsed_s())
+            board = self._board
+            done = [n for n in board.progress.done if n not in board.results.large]
+            running = [] if board.by_swap else [*board.running]
+            progress = msgspec.structs.replace(board.progress, done=done, running=running)
+            return progressed(record, progress, self.storage.runtime.elapsed_s())
 
     def _still_ours(self) -> bool:
         """Whether the lease is still ours. Asks the store only if it has expired by this process's clock."""
@@ -609,18 +531,14 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable: the verdicts stay, and the end of the block tries again.
         """
-
-        def finish() -> None:
-            with self._writing:
-                self._write_end()
-
-        self.patiently(finish)
+        with self._writing:
+            self._write_end()
 
     def _outlived(self) -> bool:
         """Whether this claim ran out so long ago that its entry's name may be that of another life: then nothing of it
         counts. Receipts last for a week at least, and the clock also counts time asleep.   Cost: nothing; then 1 GET.
         """
-        if self._lease.valid_for_s() > -OUTLIVED_S or self.content.minted:
+        if self.content.minted or self._lease.valid_for_s() > -OUTLIVED_S:
             return False
         try:
             return self.storage.content(self.entry, batch=self.batch).write_id != self.content.write_id
@@ -633,9 +551,9 @@ class EntryClaim:
         elif self.batch:
             self._finish_batch()
         else:
-            record = self._lease.record
-            if self._progress.done or record.done:
-                result = self._results.all.get(0) or record.results.get(0)
+            record, board = self._lease.record, self._board
+            if board.progress.done or record.done:
+                result = board.results.all.get(0) or record.results.get(0)
                 parts = [] if result else record.parts
                 self._write_receipt(0, self._receipt(0, "completed", result=result, parts=parts))
             else:
@@ -646,10 +564,12 @@ class EntryClaim:
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
-        record = self._lease.record
-        durable = self._durable() if record.durable or self._progress.durable else ()
-        failed = {*record.failed, *self._progress.failed} if durable else ()
-        self.storage.close(self._lease.name, batch=self.batch, steps=bool({*durable}.difference(failed)), keep=failed)
+        record, progress = self._lease.record, self._board.progress
+        if record.durable or progress.durable:
+            failed = {*record.failed, *progress.failed}
+            self.storage.close(self.entry, batch=self.batch, steps=bool(self._durable() - failed), keep=failed)
+        else:
+            self.storage.close(self.entry, batch=self.batch)
         if self.content.caller:
             self.storage.wake(self.content.caller)
 
@@ -658,27 +578,28 @@ class EntryClaim:
 
         Cost: 1 LIST, if there are such tasks; 1 PUT for each that has none.
         """
-        if not self._inherited:
+        inherited = self._board.first.failed
+        if not inherited:
             return
         written = self.storage.own_receipts(self.storage.keys.failed, self.entry) if self.batch else {*()}
-        for n in self._inherited:
+        for n in inherited:
             if n not in written:
                 self._write_receipt(n, self._receipt(n, "failed", error=NO_RECEIPT))
 
     def _finish_batch(self) -> None:
         if not self._still_ours():
             self._end()
-            self._complete_late(self._progress.done)
+            self._complete_late(self._board.progress.done)
             return
         self._write_large()
         self._write_missing_receipts()
         record = self._written(self._lease.record)
         completed = self.storage.keys.completed
         own = self.storage.own_receipts(completed, self.entry) if record.contested else ()
-        receipt = batch_receipt(record, self.content, wall=self._runtime.wall(), own=own)
+        receipt = batch_receipt(record, self.content, wall=self.storage.runtime.wall(), own=own)
         key = self.storage.keys.completed_of(self.entry)
         stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
-        self._complete_late([n for n in self._progress.done if n in stands.failed])
+        self._complete_late([n for n in self._board.progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
         """Write a receipt for each task that finished after this process lost the entry (H4).
@@ -692,7 +613,7 @@ class EntryClaim:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
-            data = result or self._results.all.get(n)
+            data = result or self._board.results.all.get(n)
             self._write_receipt(n, self._receipt(n, "completed", result=data))
 
     def _end(self) -> None:
@@ -709,7 +630,7 @@ class EntryClaim:
         with self._writing:
             if self._ended:
                 return
-            if self._open:
+            if self._board.open:
                 self._let_go()
             else:
                 self._write_end()
@@ -717,17 +638,17 @@ class EntryClaim:
     def _let_go(self) -> None:
         """A verdict that another thread gives from now on comes late (H4): those before it are all written down."""
         self._end()
-        returned = {n for n in self._open if n not in self._progress.due_s and n not in self._spent}
-        self._hurry = self._hurry or not (self._progress.done or self._progress.due_s or self._spent)
+        returned = {n for n in self._board.open if n not in self._board.progress.due_s and n not in self._board.spent}
+        self._hurry = self._hurry or not (self._board.progress.done or self._board.progress.due_s or self._board.spent)
         try:
             self.patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
-            self._complete_late(self._progress.done)  # the entry itself runs out, as after a crash
+            self._complete_late(self._board.progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
         def change(record: EntryLease) -> EntryLease:
-            record = handed_back(self._written(record), returned, started=self._running)
-            return freed(record, len(self.content.ids), self._runtime.wall())
+            record = handed_back(self._written(record), returned, started=self._board.running)
+            return freed(record, len(self.content.ids), self.storage.runtime.wall())
 
         self._write_large()
         try:
@@ -739,7 +660,7 @@ class EntryClaim:
         if wait_s <= 0:
             self.storage.ring()
         elif self.storage.bell is not None:
-            self.storage.bell.expect(self._runtime.elapsed_s() + wait_s)
+            self.storage.bell.expect(self.storage.runtime.elapsed_s() + wait_s)
         if self._lease.record.suspended and wait_s > 0:
             note_freed = self.storage.freed_listener and self.storage.freed_listener()
             if note_freed:
@@ -750,7 +671,8 @@ class EntryClaim:
         if state == "failed" and may_have_steps(record, self.content, self._durable(), n, epoch=self.storage.epoch):
             about["origin"] = self.origin(n)
         about["life"] = self.life(n)
-        return task_receipt(record, self.content, n, state, attempts=attempts, wall=self._runtime.wall(), **about)
+        wall = self.storage.runtime.wall()
+        return task_receipt(record, self.content, n, state, attempts=attempts, wall=wall, **about)
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:
         """Write the receipt of task `n`, unless there is one. See `Storage.write_receipt`."""
@@ -780,88 +702,3 @@ def _short(error: BaseException) -> str:
         return "it is nested too deeply"
     said = " ".join(text_of(error).split()) or type(error).__name__
     return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
-
-
-class Slot:
-    """The right to one claim: a lease. It is kept for later claims, and released if none came between two renewals."""
-
-    def __init__(self, slots: Slots, lease: Lease) -> None:
-        self._slots = slots
-        self.lease = lease
-        self.used = True
-        self.busy = True
-
-    def free(self) -> None:
-        """Return it after its claim has ended."""
-        self.busy = False
-
-    def renew(self) -> None:
-        """Keep it while it is of use, else release it.   Cost: 1 PUT."""
-        if self._slots.keeps(self):
-            self.lease.renew()
-        else:
-            self.lease.release()
-
-
-class Slots:
-    """A limit on how many claims there are at once, over all processes: one lease for each slot.
-
-    The limit is as good as a lease: a process that sleeps past its `ttl_s` may overlap with the next one.
-    """
-
-    def __init__(self, storage: Storage, policy: Policy, watch: VersionWatch, renewer: Renewer) -> None:
-        self._storage = storage
-        self._policy = policy
-        self._watch = watch
-        self._renewer = renewer
-        self._mutex = storage.runtime.mutex()
-        self._held: list[Slot] = []
-
-    def take(self) -> Slot | None:
-        """A slot; None if none is free.
-
-        Cost: nothing if this process has an idle one, else 1 GET for each slot that is read, 8 at most, + 1 PUT.
-        """
-        with self._mutex:
-            for slot in self._held:
-                if not slot.busy and not slot.lease.lost:
-                    slot.busy = slot.used = True
-                    return slot
-            mine = {slot.lease.lock for slot in self._held}
-        keys = self._storage.keys
-        numbers = [n for n in range(self._policy.concurrency or 0) if keys.slot(n) not in mine]
-        self._storage.runtime.rng.shuffle(numbers)
-        for number in numbers[:SLOTS_READ_MAX]:
-            lease = self._acquired(keys.slot(number))
-            if lease is not None:
-                slot = Slot(self, lease)
-                with self._mutex:
-                    self._held.append(slot)
-                self._renewer.add(slot)
-                return slot
-        return None
-
-    def keeps(self, slot: Slot) -> bool:
-        """Whether the slot was of use since the last call; if not, it leaves the slots of this process."""
-        with self._mutex:
-            kept = (slot.busy or slot.used) and not slot.lease.lost
-            slot.used = False
-            if not kept and slot in self._held:
-                self._held.remove(slot)
-        if not kept:
-            self._renewer.remove(slot)
-        return kept
-
-    def _acquired(self, key: Key) -> Lease | None:
-        storage = self._storage
-        lock = Lock(storage.store, key, key, self._policy.ttl_s, storage.runtime, self._watch, look_first=True)
-        try:
-            lease = lock.try_acquire()
-        except Corrupt as error:
-            # It only says who may claim, and nothing is written under its token: make room for a new one.
-            storage.notices.warn("", f"{error}; it is removed")
-            storage.store.delete(key)
-            return None
-        except LimpetError:
-            return None
-        return lease if isinstance(lease, Lease) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
@@ -11,12 +11,12 @@ from weakref import WeakMethod
 
 import msgspec
 
-from limpet.kernel.cell import Cell, Lost, Outcome, Replaced, Unclear, Versioned, Won
+from limpet.kernel.cell import Cell, Outcome, Versioned, Won
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.keys import Key, parts_of_scheduled
 from limpet.kernel.lease import HeldLease, Renewer, State
 from limpet.queue.api import EmptyClaim, Policy
-from limpet.queue.claim import EntryClaim, Slot, Slots
+from limpet.queue.claim import EntryClaim
 from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import claimed, waits_left
 from limpet.queue.discovery import Discovery
@@ -27,6 +27,7 @@ from limpet.queue.look import IDLE_S, LookSchedule
 from limpet.queue.pages import Candidate, CandidatePage
 from limpet.queue.push import Pusher
 from limpet.queue.results import TOKEN_EVERY_S
+from limpet.queue.slots import Slot, Slots
 from limpet.queue.storage import Storage
 from limpet.queue.sweep import Sweeper
 
@@ -65,10 +66,15 @@ class Claiming(Inspection):
         if not wait_s >= 0:
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
         runtime, looks = self.storage.runtime, self._looks
+        # After a find the page is used up first: that is no look, and needs no preparation.
+        claim = self._try_claim(self._from_ready) if looks.is_hot else None
+        if claim is not None:
+            self._note_claim()
+            return claim
         until_s = runtime.elapsed_s() + wait_s
         while True:
             if looks.take(self.change_token() if wait_s > 0 else None, anyway=wait_s <= 0):
-                claim = self._try_claim()
+                claim = self._try_claim(self._look)
                 if claim is not None:
                     looks.found()
                     return claim
@@ -90,7 +96,7 @@ class Claiming(Inspection):
         backlog and 1 GET for each lease that this process does not know.
         """
         listed = self.discovery.pages.listed
-        claim = self._try_claim()
+        claim = self._try_claim(self._look)
         if claim is None and (self.discovery.pages.listed == listed or not self.discovery.pages.complete):
             for _ in self.discovery.walk():
                 claim = self._from_ready()
@@ -122,18 +128,16 @@ class Claiming(Inspection):
             if looks.token is not None and self.change_token() != looks.token:
                 return
 
-    def _try_claim(self) -> EntryClaim | None:
-        """Claim the first candidate that can be claimed, of those that are ready or of a new page.
-
-        A look that failed has not answered a ring: the next ones list, until one has succeeded.
-        """
+    def _try_claim(self, look: Callable[[], EntryClaim | None]) -> EntryClaim | None:
+        """A look that failed has not answered a ring: the next ones list, until one has succeeded."""
         try:
-            return self._look()
+            return look()
         except LimpetError:
             self._note_find()
             raise
 
     def _look(self) -> EntryClaim | None:
+        """Claim the first candidate that can be claimed, of those that are ready or of a new page."""
         discovery, pages = self.discovery, self.discovery.pages
         self._looks.forget_expected()
         self._sweeper.sweep_when_due()
@@ -154,13 +158,13 @@ class Claiming(Inspection):
                 break  # else another page may have an entry that is free
         while claim is None and (discovery.look() or discovery.ask(idle=True)):
             claim = self._from_ready()
-        self._expect_due()
         if claim is not None:
-            pages.found()
-            self._note_find()
-        elif listed and not pages.whole and self.storage.bell is not None:
+            self._note_claim()
+            return claim
+        self._expect_due()
+        if listed and not pages.whole and self.storage.bell is not None:
             self.storage.bell.expect(pages.next_s())  # no push announces what waits on another page
-        return claim
+        return None
 
     def _list_page(self, listed: int) -> CandidatePage | None:
         """List a page, unless another thread has done so, and make delayed pushes pending that are due."""
@@ -194,6 +198,11 @@ class Claiming(Inspection):
         due = next((at for at in times if at > now), None)  # they are sorted
         if due is not None:
             self._expect(self.storage.runtime.elapsed_s() + (due - now).total_seconds())
+
+    def _note_claim(self) -> None:
+        if self.storage.bell is not None:
+            self.discovery.pages.found()
+            self.storage.bell.heard()
 
     def _note_find(self) -> None:
         """There is work: list without asking the bell for a while."""
@@ -232,12 +241,12 @@ class Claiming(Inspection):
 
     def _first_claim(self) -> EntryClaim | None:
         while (candidate := self.discovery.next()) is not None:
+            claim: EntryClaim | None = None
             try:
                 claim = self._isolated(candidate)
             finally:
-                self.discovery.tried(candidate)
+                self.discovery.tried(candidate, won=claim is not None)
             if claim is not None:
-                self.discovery.won(candidate)
                 return claim
         return None
 
@@ -269,48 +278,49 @@ class Claiming(Inspection):
         return None
 
     def _claim(self, candidate: Candidate) -> EntryClaim | None:
-        lease: Versioned[EntryLease] | None = None
-        if candidate.lease is not None:
-            lease = self.discovery.judged(candidate)
-            if lease is None:
-                return None
-        return None if self._paused() else self._take(self.storage.lease(candidate.entry), lease, candidate)
+        if candidate.lease is None:
+            return None if self._paused() else self._take(candidate, None)
+        lease = self.discovery.judged(candidate)
+        if lease is None or self._paused():
+            return None
+        assert lease.modified is not None
+        now = self.discovery.now_for(candidate, lease)
+        if waits_left(lease.value, modified=lease.modified, now=now):
+            now = self.discovery.now_for(candidate, lease, exact=True)
+        waits = waits_left(lease.value, modified=lease.modified, now=now)
+        return self._take(candidate, lease, waits, since_s=max(0.0, (now - lease.modified).total_seconds()))
 
     def _take(
-        self, cell: Cell[EntryLease], lease: Versioned[EntryLease] | None, candidate: Candidate
+        self,
+        candidate: Candidate,
+        lease: Versioned[EntryLease] | None,
+        waits: dict[int, float] | None = None,
+        since_s: float = 0.0,
     ) -> EntryClaim | None:
-        waits: dict[int, float] = {}
-        since_s = 0.0
-        if lease is not None and lease.modified is not None:
-            now = self.discovery.now_for(candidate, lease)
-            if waits_left(lease.value, modified=lease.modified, now=now):
-                now = self.discovery.now_for(candidate, lease, exact=True)
-            waits = waits_left(lease.value, modified=lease.modified, now=now)
-            since_s = max(0.0, (now - lease.modified).total_seconds())
+        """Claim an entry that has this lease, or none. `waits` are those that are left, `since_s` is its age."""
+        runtime, cell = self.storage.runtime, self.storage.lease(candidate.entry)
         record = claimed(
             lease.value if lease else None,
             entry=candidate.entry,
-            worker_id=self.storage.runtime.owner,
-            label=self.storage.runtime.label,
+            worker_id=runtime.owner,
+            label=runtime.label,
             policy=self.policy,
-            wall=self.storage.runtime.wall(),
+            wall=runtime.wall(),
             waits=waits,
             since_s=since_s,
         )
-        sent_at_s = self.storage.runtime.elapsed_s()
+        sent_at_s = runtime.elapsed_s()
         read: Content | LimpetError | None = None
         if lease is None and self.storage.store.far:
             outcome, read = self._take_and_read(cell, record, candidate)
-            if self.storage.runtime.elapsed_s() - sent_at_s > FRESH_S or isinstance(read, Unavailable):
+            if runtime.elapsed_s() - sent_at_s > FRESH_S or isinstance(read, Unavailable):
                 read = None
         else:
             outcome = cell.attempt(lease, record)
-        match outcome:
-            case Won(mine):
-                return self._open(HeldLease(cell, mine, self.storage.runtime, sent_at_s=sent_at_s), candidate, read)
-            case Replaced() | Lost() | Unclear():
-                self.discovery.lost(candidate)
-                return None
+        if isinstance(outcome, Won):
+            return self._open(HeldLease(cell, outcome.seen, runtime, sent_at_s=sent_at_s), candidate, read)
+        self.discovery.lost(candidate)
+        return None
 
     def _take_and_read(
         self, cell: Cell[EntryLease], record: EntryLease, candidate: Candidate

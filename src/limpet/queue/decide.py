@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -58,27 +58,26 @@ class Ready:
     at: datetime | None
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What a claim has decided and not yet written. Times are on this process's rising clock.
 
     `attempts` counts the starts of a first claim, which are written with the next swap, not by a separate one;
     `running` are those of them that run now.
     """
 
-    attempts: dict[int, int] = field(default_factory=dict)
-    running: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-    due_s: dict[int, float] = field(default_factory=dict)
-    results: dict[int, msgspec.Raw] = field(default_factory=dict)
-    parts: list[str] = field(default_factory=list)
+    attempts: dict[int, int] = {}
+    running: list[int] = []
+    done: list[int] = []
+    failed: list[int] = []
+    due_s: dict[int, float] = {}
+    results: dict[int, msgspec.Raw] = {}
+    parts: list[str] = []
     error: str | None = None
-    errors: dict[int, AttemptRecord] = field(default_factory=dict)
-    suspended: dict[int, tuple[Suspension, float]] = field(default_factory=dict)
+    errors: dict[int, AttemptRecord] = {}
+    suspended: dict[int, tuple[Suspension, float]] = {}
     """Tasks that have suspended themselves, and from when on the times of the suspension count. They are in `due_s`
     too, and `attempts` has the attempt given back."""
-    durable: list[int] = field(default_factory=list)
+    durable: list[int] = []
     """Tasks that have recorded steps."""
 
 
@@ -256,7 +255,9 @@ def must_charge(record: EntryLease, policy: Policy) -> bool:
 
 def start_order(record: EntryLease, count: int) -> list[int]:
     """The tasks that a claim starts, in this order: the open ones that do not wait, suspects first."""
-    due = [n for n in open_tasks(record, count) if n not in record.waits]
+    due = open_tasks(record, count)
+    if record.waits:
+        due = [n for n in due if n not in record.waits]
     if not record.suspects:
         return due
     return sorted(due, key=lambda n: n not in record.suspects)

@@ -183,7 +183,7 @@ class ReadyEntries:
         """One of the oldest."""
         if not self.entries:
             return None
-        width = min(self._width, len(self.entries))
+        width = self._width if self._width == 1 else min(self._width, len(self.entries))
         return self.entries.pop(-1 - (self._runtime.rng.randrange(width) if width > 1 else 0))
 
     def widen(self) -> None:
@@ -232,11 +232,15 @@ class Discovery:
                 self._handed[candidate.entry] = inf
             return candidate
 
-    def tried(self, candidate: Candidate) -> None:
+    def tried(self, candidate: Candidate, *, won: bool = False) -> None:
         """The attempt to claim the candidate has ended."""
         at_s = self._storage.runtime.elapsed_s()
         with self._mutex:
             self._handed[candidate.entry] = at_s
+            if won:
+                self._table.forget(candidate.entry)
+                self._ready.narrow()
+                return
             row = self._table.rows.get(candidate.entry)
             if row is not None and row.rest.due_s == inf:
                 self._table.look_at(row, at_s + AGAIN_S)
@@ -252,12 +256,6 @@ class Discovery:
             if candidate.page == self.pages.listed and not self._ready.stale:
                 self._ready.widen()
                 self._drop_ready()
-
-    def won(self, candidate: Candidate) -> None:
-        """A claim was won."""
-        with self._mutex:
-            self._table.forget(candidate.entry)
-            self._ready.narrow()
 
     def rests(self, candidate: Candidate, for_s: float) -> None:
         """Leave the entry alone for that time, while its lease is the same."""

@@ -34,6 +34,11 @@ class LookSchedule:
         self.token: str | None = None
         """The change token of the queue before the last look."""
 
+    @property
+    def is_hot(self) -> bool:
+        """Whether the last look found an entry, and the next one was not put off."""
+        return self._hot and self._open_at_s == float("-inf")
+
     def take(self, token: str | None = None, *, anyway: bool = False) -> bool:
         """Whether to look now: it is due, or the queue's change token differs. Report the result to `found`, `empty`,
         `defer` or `failed`.

@@ -222,7 +222,8 @@ class Storage:
 
     def lease(self, entry: str) -> Cell[EntryLease]:
         """The lease of an entry."""
-        return Cell(self.store, self.keys.lease(entry), lease_codec(count_of(entry)), self.runtime, deletable=True)
+        codec = lease_codec(count_of(entry) if "-" in entry else 1)
+        return Cell(self.store, self.keys.lease(entry), codec, self.runtime, deletable=True)
 
     def receipt(self, key: Key) -> Cell[Receipt]:
         """A receipt."""
@@ -350,11 +351,7 @@ class Storage:
         except (Corrupt, Unsupported) as error:
             self.notices.warn(entry, str(error))
             return receipt
-        match outcome:
-            case Won(seen):
-                return seen.value
-            case Replaced(_, now) | Lost(now) | Unclear(now):
-                return now.value
+        return outcome.seen.value if isinstance(outcome, Won) else outcome.now.value
 
     def sweeps(self) -> Cell[SweepRecord]:
         """When the queue was last swept, and for how long receipts were kept then."""

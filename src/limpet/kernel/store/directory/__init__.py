@@ -23,12 +23,12 @@ from limpet.kernel.keys import DISK_NAME_BYTES_MAX, Key, check, check_prefix, di
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Always, Blob, Stat, Store, Version, When, check_read, check_size
-from limpet.kernel.store.directory.files import Files, FileStat, OsFiles, Pin, WalkFiles, failure
-from limpet.kernel.store.directory.folders import FOLDER, Folders
+from limpet.kernel.store.directory.files import Files, FileStat, OsFiles, WalkFiles, failure
+from limpet.kernel.store.directory.folders import FOLDER, INNER_FOLDER, Folders
 from limpet.kernel.store.directory.writer import FileClock, FileWriter, version_of
 from limpet.kernel.store.memory import clip
 
-__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "Pin", "WalkFiles"]
+__all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "WalkFiles"]
 
 SKIP_PAGES = 8
 DISK_AT_ONCE = 4
@@ -123,10 +123,17 @@ class DirectoryStore(Store):
         return Blob(data, version, self._file_clock.modified(found.st_mtime_ns, self._probe), size)
 
     def _open(self, key: Key) -> int:
-        path = f"{self._base}/{key}" if is_own_path(key) else self._base + _file_path(key)
+        path = self._path(key)
         if self._writer.doubtful:
             self._writer.confirm(path)
         return self._files.open(path, _READ)
+
+    def _path(self, key: Key) -> str:
+        """The path of an object.   Raises: Invalid for a key that no store can hold."""
+        if is_own_path(key):
+            return f"{self._base}/{key}"
+        folder, _, leaf = check(key).rpartition("/")
+        return f"{self._base}{_folder_path(folder)}/{disk_name(leaf, leaf=True)}"
 
     def open(self, key: Key) -> int:
         """A descriptor of an object's file, for reading; the caller closes it. No link on its path was followed.
@@ -146,7 +153,7 @@ class DirectoryStore(Store):
         raise _not_a_file(key, found)
 
     def head(self, key: Key) -> Stat:
-        folder, _, name = (self._base + _file_path(key)).rpartition("/")
+        folder, _, name = self._path(key).rpartition("/")
         try:
             found = self._folders.look(folder, name)
         except OSError as error:
@@ -159,26 +166,22 @@ class DirectoryStore(Store):
         """Raises: Unavailable for a full or failing disk and Denied for a read-only one, with nothing changed;
         OutcomeUnknown when the object is in its place but its folder could not be synced.
         """
-        path = f"{self._base}/{key}" if is_own_path(key) else self._base + _file_path(key)
         try:
-            found = self._writer.write(key, path, data, when)
+            return version_of(self._writer.write(key, self._path(key), data, when))
         except OSError as error:
             raise failure(f"could not write {key}", error) from error
-        return version_of(found)
 
     def delete(self, key: Key) -> None:
         """Folders that become empty are removed too."""
-        path = self._base + _file_path(key)
         try:
-            self._writer.remove(key, path)
+            self._writer.remove(key, self._path(key))
         except OSError as error:
             raise failure(f"could not delete {key}", error) from error
 
     def delete_in_order(self, keys: Sequence[Key]) -> None:
         """It takes no lock, and opens and prunes the folder once."""
-        paths = [self._base + _file_path(key) for key in keys]
         try:
-            self._writer.remove_in_order(paths)
+            self._writer.remove_in_order([self._path(key) for key in keys])
         except OSError as error:
             raise failure(f"could not delete {keys[0]}", error) from error
 
@@ -342,65 +345,61 @@ def _folder_names(files: Files, path: str) -> list[str]:
 def _walk(files: Files, visit: _Visit, path: str, prefix: str, first: _Visit) -> Iterator[_Listed]:
     """Walk depth first. A folder that does not exist, or was removed meanwhile, has no names; any other error is raised
     (F23). `first` visits the top folder, `visit` the others."""
-    levels: list[tuple[str, int, Iterator[_Name]]] = []
-    """The folders that are being read: path, descriptor, and the names that are left."""
-    folder: tuple[str, str] | None = (path, prefix)
     try:
-        while folder is not None or levels:
-            if folder is not None:
-                fd = _open_listed(files, folder[0], is_top=not levels)
-                if fd is not None:
-                    levels.append((folder[0], fd, iter(())))
-                    try:  # noqa: SIM105 - suppress() costs three calls for each folder
-                        levels[-1] = (folder[0], fd, (visit if levels[1:] else first)(fd, folder[1]))
-                    except FileNotFoundError:
-                        pass
-                folder = None
-                continue
-            above, fd, entries = levels[-1]
+        fd = files.open(path, FOLDER)
+    except FileNotFoundError:
+        return
+    levels: list[tuple[str, int, Iterator[_Name]]] = [(path, fd, iter(()))]
+    """The folders that are being read: path, descriptor, and the names that are left."""
+    inner, key = True, prefix
+    try:
+        while levels:
+            above, fd, names = levels[-1]
             try:
-                for key, name in entries:
-                    if key.endswith("/"):
-                        folder = (f"{above}/{name}", key)
-                        break
+                if inner:
+                    names = (visit if levels[1:] else first)(fd, key)
+                    levels[-1] = (above, fd, names)
+                inner = False
+                for key, name in names:
+                    if key[-1] == "/":
+                        opened = _open_inner(files, fd, above, name)
+                        if opened is not None:
+                            levels.append((f"{above}/{name}", opened, iter(())))
+                            inner = True
+                            break
+                        continue
                     try:
-                        found = files.stat(fd, name)
+                        found = files.stat(name, dir_fd=fd)
                     except FileNotFoundError:
                         continue
                     if stat.S_ISREG(found.st_mode):
                         yield Key(key), found
             except FileNotFoundError:
                 pass
-            if folder is None:
-                levels.pop()
-                files.close(fd)
+            if not inner:
+                files.close(levels.pop()[1])
     finally:
         for _, fd, _ in levels:
             files.close(fd)
 
 
-def _open_listed(files: Files, path: str, *, is_top: bool) -> int | None:
-    """A folder, open; None if there is none, or a link has taken its place since its name was read."""
+def _open_inner(files: Files, fd: int, above: str, name: str) -> int | None:
+    """A folder in an open one; None if it is gone, or a link has taken its place since its name was read."""
     try:
-        return files.open(path, FOLDER)
+        return files.reopen(name, INNER_FOLDER, dir_fd=fd)
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        pass
+    try:
+        return files.open(f"{above}/{name}", FOLDER)  # which says what has taken its place
     except OSError as error:
-        if not is_top and error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.ENOENT):
             return None
         raise
 
 
 # ---- keys as file names below the root (F26, F28) ----
-
-
-@lru_cache(maxsize=4096)
-def _file_path(key: Key) -> str:
-    """The path of an object, from the root.   Raises: Invalid for a key that no store can hold."""
-    if is_own_path(key):
-        return f"/{key}"
-    folder, _, leaf = check(key).rpartition("/")
-    return f"{_folder_path(folder)}/{disk_name(leaf, leaf=True)}"
 
 
 @lru_cache(maxsize=1024)

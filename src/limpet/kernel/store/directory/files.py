@@ -18,6 +18,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from limpet.kernel.errors import Denied, Invalid, LimpetError, OutcomeUnknown, Unavailable
@@ -51,71 +52,66 @@ class FileStat(Protocol):
         """When the bytes were last written, on the file system's clock, or the time that `utime` set."""
 
 
-class Pin(Protocol):
-    """A descriptor that stays open as long as this object is referenced, so that its inode number is not reused."""
-
-    @property
-    def fd(self) -> int:
-        """The descriptor."""
-
-
 class Files(Protocol):
-    """A POSIX file system, as far as the store needs it.
+    """A POSIX file system, as far as the store needs it: the calls of `os`, without links.
 
-    Paths are absolute; a link anywhere in one raises ELOOP with the link's path. `folder` is the descriptor of an open
-    folder; if the folder was removed since, a call for a name in it raises FileNotFoundError.
+    Paths are absolute; a link anywhere in one raises ELOOP with the link's path. `dir_fd` is an open folder; if the
+    folder was removed since, a call for a name in it raises FileNotFoundError.
     """
 
     def open(self, path: str, flags: int, /) -> int:
-        """`os.open` of an existing file or folder, for reading."""
+        """Open an existing file or folder, for reading."""
 
-    def create(self, folder: int, name: str, mode: int, /) -> int:
-        """A new file in `folder`, for writing.   Raises: FileExistsError."""
+    def create(self, name: str, flags: int, mode: int, /, *, dir_fd: int) -> int:
+        """A new file in a folder, for writing.   Raises: FileExistsError."""
 
-    def reopen(self, folder: int, name: str, /) -> int:
-        """Open a file of our own in `folder` for `utime` and `fsync`."""
+    def reopen(self, name: str, flags: int, /, *, dir_fd: int) -> int:
+        """Open something that this process has made in a folder."""
 
     def close(self, fd: int, /) -> None:
-        """`os.close`. The descriptor is closed even if it raises."""
+        """The descriptor is closed even if it raises."""
+
+    def unpin(self, fd: int, /) -> None:
+        """Close a folder to which nothing refers any more."""
 
     def write(self, fd: int, data: bytes | memoryview, /) -> int:
-        """`os.write`: append; returns the number of bytes that were written."""
+        """Append; returns the number of bytes that were written."""
 
     def pread(self, fd: int, size: int, offset: int, /) -> bytes:
-        """`os.pread`; fewer bytes than asked for are allowed, none means the end."""
+        """Fewer bytes than asked for are allowed, none means the end."""
 
     def fstat(self, fd: int, /) -> FileStat:
-        """`os.fstat` of a file or a folder."""
+        """The stat of an open file or folder."""
 
-    def stat(self, folder: int, name: str, /) -> FileStat:
-        """`os.lstat` of a name in `folder`."""
+    def stat(self, name: str, /, *, dir_fd: int) -> FileStat:
+        """The stat of a name in a folder."""
 
     def identify(self, path: str, /) -> FileStat:
-        """`os.lstat` of a path, following links above its last name: only for comparison with an open folder."""
+        """The stat of a path, following links above its last name: only for comparison with an open folder."""
 
-    def utime(self, fd: int, mtime_ns: int, /) -> None:
-        """Set the modification time of an open file, as exactly as the file system can store it."""
+    def utime(self, fd: int, /, *, ns: tuple[int, int]) -> None:
+        """Set the times of an open file, as exactly as the file system can store them."""
 
     def fchmod(self, fd: int, mode: int, /) -> None:
-        """`os.fchmod`."""
+        """Set the rights of an open file or folder."""
 
     def fsync(self, fd: int, /) -> None:
-        """`os.fsync`: afterwards, the bytes and times of a file or the names in a folder survive a power loss."""
+        """Afterwards, the bytes and times of a file or the names in a folder survive a power loss."""
 
-    def link(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """`os.link`: a second name, atomically.   Raises: FileExistsError; FileNotFoundError."""
+    def link(self, name: str, to_name: str, /, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        """A second name, atomically.   Raises: FileExistsError; FileNotFoundError."""
 
-    def rename(self, folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        """`os.rename`: replace the target atomically."""
+    def rename(self, name: str, to_name: str, /, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        """Replace the target atomically."""
 
-    def unlink(self, folder: int, name: str, /) -> None:
-        """`os.unlink`: of a link, the link itself."""
+    def unlink(self, name: str, /, *, dir_fd: int) -> None:
+        """Remove a file, or a link itself."""
 
-    def mkdir(self, folder: int, name: str, mode: int, /) -> None:
-        """`os.mkdir`."""
+    def mkdir(self, name: str, mode: int, /, *, dir_fd: int) -> None:
+        """Make a folder."""
 
-    def rmdir(self, folder: int, name: str, /) -> None:
-        """`os.rmdir`: only an empty folder."""
+    def rmdir(self, name: str, /, *, dir_fd: int) -> None:
+        """Remove a folder, if it is empty."""
 
     def scandir(self, folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:
         """The plain files and folders in a folder, in any order: (name, whether it is a folder). Links are left out.
@@ -137,9 +133,6 @@ class Files(Protocol):
 
     def unlock(self, fd: int, /) -> None:
         """Release the lock. It is released even if this raises."""
-
-    def pin(self, fd: int, /) -> Pin:
-        """Take over the descriptor: it is closed when the pin is no longer referenced."""
 
 
 # ---- paths without links ----
@@ -243,68 +236,25 @@ _open_path: Callable[[str, int], int] = (
 )
 
 
-class _Pin:
-    """See `Pin`."""
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        try:  # noqa: SIM105 - at the end of the interpreter, suppress may be gone already
-            close(self.fd)
-        except OSError:
-            pass
-
-
 class OsFiles:
     """The real file system."""
 
     open = staticmethod(_open_path)
-    close = staticmethod(os.close)
+    create = reopen = staticmethod(os.open)
+    close = unpin = staticmethod(os.close)
     write = staticmethod(os.write)
     pread = staticmethod(os.pread)
     fstat = staticmethod(os.fstat)
+    stat = staticmethod(partial(os.stat, follow_symlinks=False))
     identify = staticmethod(os.lstat)
+    utime = staticmethod(os.utime)
     fchmod = staticmethod(os.fchmod)
     fsync = staticmethod(os.fsync)
-
-    @staticmethod
-    def create(folder: int, name: str, mode: int, /) -> int:
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
-
-    @staticmethod
-    def reopen(folder: int, name: str, /) -> int:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-
-    @staticmethod
-    def stat(folder: int, name: str, /) -> FileStat:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-
-    @staticmethod
-    def link(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        os.link(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder, follow_symlinks=False)
-
-    @staticmethod
-    def rename(folder: int, name: str, to_folder: int, to_name: str, /) -> None:
-        os.rename(name, to_name, src_dir_fd=folder, dst_dir_fd=to_folder)
-
-    @staticmethod
-    def unlink(folder: int, name: str, /) -> None:
-        os.unlink(name, dir_fd=folder)
-
-    @staticmethod
-    def mkdir(folder: int, name: str, mode: int, /) -> None:
-        os.mkdir(name, mode, dir_fd=folder)
-
-    @staticmethod
-    def rmdir(folder: int, name: str, /) -> None:
-        os.rmdir(name, dir_fd=folder)
-
-    @staticmethod
-    def utime(fd: int, mtime_ns: int, /) -> None:
-        os.utime(fd, ns=(mtime_ns, mtime_ns))
+    link = staticmethod(partial(os.link, follow_symlinks=False))
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
 
     @staticmethod
     def scandir(folder: int, floor: str = "", /) -> Sequence[tuple[str, bool]]:
@@ -343,8 +293,6 @@ class OsFiles:
         finally:
             _locked.discard(fd)
             os.close(fd)
-
-    pin = _Pin
 
 
 class WalkFiles(OsFiles):

@@ -19,11 +19,14 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from itertools import count
 
 from limpet.kernel.runtime import Runtime
-from limpet.kernel.store.directory.files import Files, FileStat, Pin
+from limpet.kernel.store.directory.files import Files, FileStat
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+INNER_FOLDER = FOLDER | os.O_NOFOLLOW
+"""For the name of a folder in an open one."""
 LOOK = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
 """Flags for a descriptor on which only `fstat` is called. Opening does not block on a pipe, and on Linux does not need
 the right to read."""
@@ -40,18 +43,30 @@ def parent(path: str) -> str:
 
 
 class Folder:
-    """A folder that stays open while this object is referenced. `durable`: its parents were synced since it was
-    made."""
+    """A folder that stays open while this object is referenced, so that its inode number is not reused.
 
-    __slots__ = ("_pin", "device", "durable", "fd", "inode", "path")
+    `durable`: its parents were synced since it was made. `stat`: its identity, once it was asked for.
+    """
 
-    def __init__(self, path: str, pin: Pin, found: FileStat) -> None:
+    __slots__ = ("_files", "durable", "fd", "path", "stat")
+
+    def __init__(self, path: str, fd: int, files: Files) -> None:
         self.path = path
-        self.fd = pin.fd
-        self.device = found.st_dev
-        self.inode = found.st_ino
+        self.fd = fd
         self.durable = False
-        self._pin = pin
+        self.stat: FileStat | None = None
+        self._files = files
+
+    def examine(self) -> FileStat:
+        """Its stat when it was first asked for: device and inode number do not change."""
+        self.stat = self.stat or self._files.fstat(self.fd)
+        return self.stat
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 - at the end of the interpreter, suppress may be gone already
+            self._files.unpin(self.fd)
+        except OSError:
+            pass
 
 
 def look(files: Files, folder: Folder | None, name: str) -> FileStat | None:
@@ -62,7 +77,7 @@ def look(files: Files, folder: Folder | None, name: str) -> FileStat | None:
     if folder is None:
         return None
     try:
-        found = files.stat(folder.fd, name)
+        found = files.stat(name, dir_fd=folder.fd)
     except FileNotFoundError:
         return None
     if stat.S_ISREG(found.st_mode):
@@ -78,13 +93,7 @@ def _refuse_link(found: FileStat, folder: str, name: str) -> None:
 
 def open_folder(files: Files, path: str) -> Folder:
     """Open a folder.   Raises: OSError."""
-    fd = files.open(path, FOLDER)
-    try:
-        found = files.fstat(fd)
-    except BaseException:
-        files.close(fd)
-        raise
-    return Folder(path, files.pin(fd), found)
+    return Folder(path, files.open(path, FOLDER), files)
 
 
 class Folders:
@@ -112,17 +121,20 @@ class Folders:
         known = self._open.get(path)
         if known is not None:
             try:
-                met = self._files.identify(path)
-                if met.st_ino == known.inode and met.st_dev == known.device:
+                met, own = self._files.identify(path), known.stat or known.examine()
+                if met.st_ino == own.st_ino and met.st_dev == own.st_dev:
                     return known
             except OSError:
                 pass  # the open below raises the error, if it persists
         try:
-            folder = open_folder(self._files, path)
+            return self._keep(path, self._files.open(path, FOLDER))
         except FileNotFoundError:
             if known is not None:
                 self._forget(path)
             return None
+
+    def _keep(self, path: str, fd: int) -> Folder:
+        folder = Folder(path, fd, self._files)
         with self._mutex:
             self._open.pop(path, None)
             self._open[path] = folder
@@ -151,14 +163,35 @@ class Folders:
         finally:
             files.close(fd)
 
-    def make(self, path: str) -> Folder:
-        """Make the folder at `path`, which did not exist just now.   Raises: FileNotFoundError if it was pruned
-        again."""
-        self._make_all(path)
-        folder = self.enter(path)
-        if folder is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return folder
+    def make(self, path: str, made: list[str] | None = None) -> Folder:
+        """Make the folder at `path`, and its parents if they are missing. Those that were made are added to `made`.
+
+        Raises: FileNotFoundError if it was pruned again.
+        """
+        above_path, _, name = path.rpartition("/")
+        for tries in count(1):
+            above = self.enter(above_path or "/") or self.make(above_path, made)
+            try:
+                if self.access in (0, PRIVATE) or not path.startswith(self._below):
+                    self._files.mkdir(name, 0o700 if path.startswith(self.root) else 0o777, dir_fd=above.fd)
+                else:
+                    self._make_shared(above, name)
+                break
+            except FileExistsError:
+                folder = self.enter(path)
+                if folder is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+                return folder
+            except FileNotFoundError:
+                if tries > MKDIR_TRIES:
+                    raise  # no folder can be made there; other processes do not prune it this often
+        if made is not None:
+            made.append(path)
+        try:
+            fd = self._files.reopen(name, INNER_FOLDER, dir_fd=above.fd)
+        except NotADirectoryError:
+            fd = self._files.open(path, FOLDER)  # which says what has taken its place
+        return self._keep(path, fd)
 
     def _forget(self, path: str) -> None:
         with self._mutex:
@@ -182,56 +215,23 @@ class Folders:
         """Clear the mode bit by which version 0.1 marked durable folders. Copies of a folder have it too, so it proves
         nothing."""
         with suppress(OSError):
-            mode = stat.S_IMODE(self._files.fstat(folder.fd).st_mode)
-            if mode & stat.S_ISUID:
+            if folder.examine().st_mode & stat.S_ISUID:
+                mode = stat.S_IMODE(self._files.fstat(folder.fd).st_mode)
                 self._files.fchmod(folder.fd, mode & ~stat.S_ISUID)
 
     # -- making and removing
-
-    def _make_all(self, path: str) -> list[str]:
-        """Make a folder and its missing parents; returns those that were made, topmost first."""
-        made: list[str] = []
-        missing = [path]
-        tries = 0
-        while missing:
-            above, _, name = missing[-1].rpartition("/")
-            folder = self.enter(above or "/")
-            if folder is None:
-                missing.append(above)
-                continue
-            try:
-                self._make(folder, name, missing[-1])
-                made.append(missing[-1])
-            except FileExistsError:
-                pass
-            except FileNotFoundError:
-                tries += 1
-                if tries > MKDIR_TRIES:
-                    raise  # no folder can be made there; other processes do not prune it this often
-                continue
-            missing.pop()
-        return made
-
-    def _make(self, above: Folder, name: str, path: str) -> None:
-        """Make one folder.   Raises: FileExistsError."""
-        if not path.startswith(self._below):
-            self._files.mkdir(above.fd, name, 0o700 if path == self.root else 0o777)
-        elif self.access in (0, PRIVATE):
-            self._files.mkdir(above.fd, name, 0o700)
-        else:
-            self._make_shared(above, name)
 
     def _make_shared(self, above: Folder, name: str) -> None:
         """Make a folder that users share. It is renamed into place after its rights are set, so it never lacks them."""
         files = self._files
         temp = f"{self._runtime.rng.getrandbits(64):016x}"
         temps = open_folder(files, self.temps)
-        files.mkdir(temps.fd, temp, 0o700)
+        files.mkdir(temp, 0o700, dir_fd=temps.fd)
         try:
             self._set_access(open_folder(files, f"{self.temps}/{temp}"))
-            files.rename(temps.fd, temp, above.fd, name)
+            files.rename(temp, name, src_dir_fd=temps.fd, dst_dir_fd=above.fd)
         except OSError as error:
-            files.rmdir(temps.fd, temp)
+            files.rmdir(temp, dir_fd=temps.fd)
             if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{above.path}/{name}") from None
             raise
@@ -245,12 +245,12 @@ class Folders:
                 above = self.enter(above_path)
                 if above is None:
                     return
-                self._files.rmdir(above.fd, name)
+                self._files.rmdir(name, dir_fd=above.fd)
                 if path in self._open:
                     self._forget(path)
                 if self._files.fstat(above.fd).st_nlink > EMPTY_LINKS:
                     return
-                path = above.path
+                path = above_path
         except OSError:
             pass
 
@@ -277,15 +277,16 @@ class Folders:
 
     def _prepare(self) -> None:
         """Make the root and the folder `.limpet` in it, which need not survive a power loss."""
-        for made in self._make_all(self.root):
-            if self._durable:
-                above = open_folder(self._files, parent(made))
-                self._files.fsync(above.fd)
+        made: list[str] = []
+        self.make(self.root, made)
+        for path in made if self._durable else ():
+            above = open_folder(self._files, parent(path))
+            self._files.fsync(above.fd)
         self._learn_access()
         for path in (self.own, self.locks, self.temps):  # temps last: if it exists, the others were made
             above, name = open_folder(self._files, parent(path)), path.rpartition("/")[2]
             with suppress(FileExistsError):
-                self._files.mkdir(above.fd, name, 0o700)
+                self._files.mkdir(name, 0o700, dir_fd=above.fd)
                 if self.access != PRIVATE:
                     self._set_access(open_folder(self._files, path))
 

@@ -16,9 +16,11 @@ so the next read in that folder by this store syncs the folder first, and fails 
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 from zlib import crc32
 
 from limpet.kernel.errors import Conflict, Unsupported
@@ -34,7 +36,7 @@ TEMP_AGE_NS_MAX = 24 * 60 * 60 * 1_000_000_000
 TRIES_MAX = 100
 LOCK_FILES = 64
 
-OBSERVE_NS = 1_000_000
+OBSERVE_NS = 10_000_000
 """A reading is used only if it is later than the last one by more than this: using one takes some CPU time."""
 
 TRUSTED_NS = 1_000_000_000
@@ -44,8 +46,8 @@ WITNESS_AGE_S_MAX = 600.0
 """For how long a reading of a file system's clock is used: in this time, rates that differ by 0.1 % make 0.6 s."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-_Move = Callable[[int, str, int, str], None]
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_AGAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def version_of(found: FileStat) -> Version:
@@ -58,10 +60,10 @@ class _FileWrite:
 
     __slots__ = ("folder", "name", "path", "stat", "temp", "temps")
 
-    def __init__(self, path: str, name: str, folder: Folder | None) -> None:
+    def __init__(self, path: str, name: str) -> None:
         self.path = path
         self.name = name
-        self.folder = folder
+        self.folder: Folder | None = None
         self.temp = ""
         self.temps: Folder
         self.stat: FileStat
@@ -81,13 +83,17 @@ class FileWriter:
         self._durable = durable
         self._swept = False
         self._temps = 0
+        self._founder = ""
+        """The name whose folder was missing last: the next folder for it, a new task's, is not looked for in vain."""
         self.doubtful: set[str] = set()
 
     def write(self, key: Key, path: str, data: bytes, when: When) -> FileStat:
         """Put `data` at `path` if `when` holds.   Raises: Conflict; OutcomeUnknown; OSError."""
         above, _, name = path.rpartition("/")
-        write = _FileWrite(above, name, self._folders.enter(above))
-        create = isinstance(when, Absent)
+        create = type(when) is Absent
+        write = _FileWrite(above, name)
+        if not create or name != self._founder:
+            write.folder = self._folders.enter(above)
         old = None
         # Before a create, this check only saves the temp file of a refused one; that pays where the file is synced.
         if self._durable or not create:
@@ -97,7 +103,7 @@ class FileWriter:
         try:
             if old is None:
                 try:
-                    self._publish(self._files.link, write)
+                    self._publish("link", write)
                     self._drop(write.temps, write.temp)
                     return write.stat
                 except FileExistsError:
@@ -127,7 +133,7 @@ class FileWriter:
         held = self._lock(key)
         try:
             with suppress(FileNotFoundError):
-                self._files.unlink(folder.fd, name)
+                self._files.unlink(name, dir_fd=folder.fd)
             # Synced even if it did not exist: the process that removed it may have ended before its sync.
             if self._durable:
                 self._settle(folder, f"{key} was deleted")
@@ -147,7 +153,7 @@ class FileWriter:
             return
         for path in paths:
             try:  # noqa: SIM105 - suppress() costs as much as the call
-                self._files.unlink(folder.fd, path.rpartition("/")[2])
+                self._files.unlink(path.rpartition("/")[2], dir_fd=folder.fd)
             except FileNotFoundError:
                 pass
             # Each before the next: after a power loss, no file may exist while a later one in the order is gone.
@@ -160,7 +166,7 @@ class FileWriter:
         folder = self._folders.enter(self._folders.temps)
         if folder is not None:
             name = f"probe-{self._runtime.new_id()}"
-            fd = self._files.create(folder.fd, name, PRIVATE)
+            fd = self._files.create(name, _NEW, PRIVATE, dir_fd=folder.fd)
             try:
                 self._clock.witness(self._files.fstat(fd).st_mtime_ns)
             finally:
@@ -175,10 +181,10 @@ class FileWriter:
         name = f"{self._runtime.rng.getrandbits(64):016x}-{self._temps:x}"
         folder = self._folders.opened_temps or self._folders.open_temps()
         try:
-            fd = self._files.create(folder.fd, name, PRIVATE)
+            fd = self._files.create(name, _NEW, PRIVATE, dir_fd=folder.fd)
         except FileNotFoundError:  # the folder was removed
             folder = self._folders.open_temps()
-            fd = self._files.create(folder.fd, name, PRIVATE)
+            fd = self._files.create(name, _NEW, PRIVATE, dir_fd=folder.fd)
         if self._folders.access != PRIVATE:
             try:
                 self._files.fchmod(fd, self._folders.access)
@@ -217,14 +223,15 @@ class FileWriter:
         # Subtracted, not added: LastModified stays a lower bound of the file system's clock (F13).
         mtime_ns = born_ns - self._runtime.rng.getrandbits(TICK_BITS)
         for step_ns in STEPS_NS:
-            files.utime(fd, max(mtime_ns, above_ns + step_ns))
+            stamp_ns = max(mtime_ns, above_ns + step_ns)
+            files.utime(fd, ns=(stamp_ns, stamp_ns))
             new = files.fstat(fd)
             if new.st_mtime_ns > above_ns:
                 return new
         raise Unsupported("this file system does not keep the modification times of files", hint="use another disk")
 
     def _stamp_again(self, write: _FileWrite, above_ns: int) -> None:
-        fd = self._files.reopen(write.temps.fd, write.temp)
+        fd = self._files.reopen(write.temp, _AGAIN, dir_fd=write.temps.fd)
         try:
             write.stat = self._stamp(fd, above_ns, write.stat.st_mtime_ns)
             if self._durable:
@@ -235,7 +242,7 @@ class FileWriter:
     def _drop(self, folder: Folder, name: str) -> None:
         """Remove a temp file. If that fails, a later sweep removes it."""
         try:  # noqa: SIM105 - suppress() costs as much as the call
-            self._files.unlink(folder.fd, name)
+            self._files.unlink(name, dir_fd=folder.fd)
         except OSError:
             pass
 
@@ -244,8 +251,8 @@ class FileWriter:
         for name, is_folder in self._files.scandir(folder.fd):
             # A temp file of another user, or one that is gone by now, is left alone.
             with suppress(OSError):
-                if self._files.stat(folder.fd, name).st_mtime_ns < now_ns - TEMP_AGE_NS_MAX:
-                    (self._files.rmdir if is_folder else self._files.unlink)(folder.fd, name)
+                if self._files.stat(name, dir_fd=folder.fd).st_mtime_ns < now_ns - TEMP_AGE_NS_MAX:
+                    (self._files.rmdir if is_folder else self._files.unlink)(name, dir_fd=folder.fd)
 
     # -- into place
 
@@ -259,25 +266,28 @@ class FileWriter:
                     # Deleted meanwhile. No rename: it would replace a file that was linked since the check, whose
                     # mtime may be higher.
                     try:
-                        self._publish(self._files.link, write)
+                        self._publish("link", write)
                     except FileExistsError:
                         continue
                     self._drop(write.temps, write.temp)
                     return
                 if write.stat.st_mtime_ns <= old.st_mtime_ns:
                     self._stamp_again(write, old.st_mtime_ns)
-                self._publish(self._files.rename, write)
+                self._publish("rename", write)
                 return
             raise FileExistsError(errno.EEXIST, "something that is not an object stands in its place", str(write))
         finally:
             self._unlock(held)
 
-    def _publish(self, move: _Move, write: _FileWrite) -> None:
+    def _publish(self, move: Literal["link", "rename"], write: _FileWrite) -> None:
         """Raises: FileExistsError of `link`, with nothing changed."""
         for _ in range(TRIES_MAX):
             try:
-                folder = write.folder = write.folder or self._folders.make(write.path)
-                move(write.temps.fd, write.temp, folder.fd, write.name)
+                folder = write.folder
+                if folder is None:
+                    self._founder = write.name
+                    folder = write.folder = self._folders.make(write.path)
+                getattr(self._files, move)(write.temp, write.name, src_dir_fd=write.temps.fd, dst_dir_fd=folder.fd)
                 break
             except FileNotFoundError as error:
                 # The folder is new, or a delete has pruned it since we made it.
@@ -300,7 +310,7 @@ class FileWriter:
         if write.folder is None:
             return False
         try:
-            found = self._files.stat(write.folder.fd, write.name)
+            found = self._files.stat(write.name, dir_fd=write.folder.fd)
         except FileNotFoundError:
             return False
         except OSError:
@@ -333,7 +343,7 @@ class FileWriter:
             self._files.close(fd)
             locks = self._folders.enter_locks()
             with suppress(FileExistsError):
-                self._files.link(temps.fd, temp, locks.fd, name)
+                self._files.link(temp, name, src_dir_fd=temps.fd, dst_dir_fd=locks.fd)
         finally:
             self._drop(temps, temp)
 
@@ -374,6 +384,8 @@ class FileClock:
 
     def witness(self, born_ns: int) -> None:
         """Record the time of the file system's clock at which this process has just made a file."""
+        if self._witnessed is not None and self._newest_ns - TRUSTED_NS <= born_ns <= self._newest_ns + OBSERVE_NS:
+            return
         self._witnessed = (born_ns, self._runtime.elapsed_s())
         if born_ns < self._newest_ns - TRUSTED_NS:
             # The clock was set back: use its new time, not the highest one.
