@@ -93,7 +93,7 @@ _QUEUE_OBJECT = re.compile(
 )
 
 
-class _Named(Generic[K]):
+class _KeyField(Generic[K]):
     """A field that is a key, or a folder: a text with the fields of its object in it, made at its first use."""
 
     def __init__(self, form: str) -> None:
@@ -108,8 +108,8 @@ class _Named(Generic[K]):
         return text
 
 
-Folder = _Named[str]
-Object = _Named[Key]
+Folder = _KeyField[str]
+Object = _KeyField[Key]
 
 
 # ---- names, segments and file names ----

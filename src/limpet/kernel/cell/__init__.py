@@ -189,10 +189,13 @@ class Cell(Generic[T]):
 
     def create(self, value: T) -> Versioned[T]:
         """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
-        return self.swap(None, value)
+        return self._swapped(None, value)
 
-    def swap(self, seen: Versioned[T] | None, value: T) -> Versioned[T]:
+    def swap(self, seen: Versioned[T], value: T) -> Versioned[T]:
         """Replace exactly what was `seen`.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        return self._swapped(seen, value)
+
+    def _swapped(self, seen: Versioned[T] | None, value: T) -> Versioned[T]:
         match self.attempt(seen, value):
             case Won(written) | Replaced(written):
                 return written
