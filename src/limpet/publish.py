@@ -385,7 +385,6 @@ def columns_of(schema: Schema) -> list[Column]:
 
 
 def _tag(part: ShardGroup) -> str:
-    """The prefix of the name of its file."""
     return f"{part.name}-{part.version}"
 
 

@@ -51,8 +51,6 @@ class Clock:
 
 
 class _MovedRuntime(SystemRuntime):
-    """The system's threads and chance, with a clock that a test moves."""
-
     def __init__(self, clock: Clock) -> None:
         self._moved = clock
         super().__init__()

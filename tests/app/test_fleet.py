@@ -52,6 +52,13 @@ def opened(url: str | Path | None = None, **options: Any) -> limpet.Fleet:
     return fleet
 
 
+def value_of(fleet: limpet.Fleet, cell: str) -> Any:
+    """What a cell holds."""
+    seen = fleet.cell(cell).read()
+    assert seen is not None
+    return seen.value
+
+
 def snapshot(root: Path) -> dict[str, str]:
     """Every file below `root`, with a digest of its bytes."""
     return {
@@ -210,41 +217,25 @@ def test_a_budget_that_is_no_number_is_invalid(memory: str, monkeypatch: pytest.
 # ---- too new, or broken ----
 
 
-def spoil_format(data: bytes) -> bytes:
-    return data.replace(b'"queue":1', b'"queue":2')
+def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: data.replace(old, new)
 
 
-def spoil_feature(data: bytes) -> bytes:
-    return data.replace(b'"features":[]', b'"features":["zstd"]')
-
-
-def spoil_reader(data: bytes) -> bytes:
-    return data.replace(b'"min_reader":1', b'"min_reader":2')
-
-
-def spoil_schema(data: bytes) -> bytes:
-    return data.replace(b'"schema":1', b'"schema":2')
-
-
-REFUSED: list[tuple[Callable[[bytes], bytes], type[LimpetError]]] = [
-    (spoil_format, Unsupported),
-    (spoil_feature, Unsupported),
-    (spoil_reader, Unsupported),
-    (spoil_schema, Unsupported),
-    (lambda data: data[: len(data) // 2], limpet.Corrupt),
-    (lambda data: b"", limpet.Corrupt),
-    (lambda data: b"\x00\xff garbage", limpet.Corrupt),
-    (lambda data: b"{}", limpet.Corrupt),
-    (lambda data: data.replace(b'"probe"', b'"prove"'), limpet.Corrupt),
-]
+REFUSED: dict[str, tuple[Callable[[bytes], bytes], type[LimpetError]]] = {
+    "format": (replaced(b'"queue":1', b'"queue":2'), Unsupported),
+    "feature": (replaced(b'"features":[]', b'"features":["zstd"]'), Unsupported),
+    "reader": (replaced(b'"min_reader":1', b'"min_reader":2'), Unsupported),
+    "schema": (replaced(b'"schema":1', b'"schema":2'), Unsupported),
+    "truncated": (lambda data: data[: len(data) // 2], limpet.Corrupt),
+    "empty": (lambda data: b"", limpet.Corrupt),
+    "garbage": (lambda data: b"\x00\xff garbage", limpet.Corrupt),
+    "no fields": (lambda data: b"{}", limpet.Corrupt),
+    "no probe": (replaced(b'"probe"', b'"prove"'), limpet.Corrupt),
+}
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize(
-    ("spoil", "kind"),
-    REFUSED,
-    ids=["format", "feature", "reader", "schema", "truncated", "empty", "garbage", "no fields", "no probe"],
-)
+@pytest.mark.parametrize(("spoil", "kind"), REFUSED.values(), ids=REFUSED)
 def test_a_fleet_that_cannot_be_understood_is_refused_and_untouched(
     tmp_path: Path, spoil: Callable[[bytes], bytes], kind: type[LimpetError], read_only: bool
 ) -> None:
@@ -269,9 +260,7 @@ def test_a_fleet_that_wants_newer_writers_may_still_be_read(tmp_path: Path) -> N
     with pytest.raises(Unsupported, match="writers of level 2") as caught:
         opened(tmp_path)
     assert "read_only=True" in caught.value.hint
-    seen = opened(tmp_path, read_only=True).cell("a").read()
-    assert seen is not None
-    assert seen.value == 1
+    assert value_of(opened(tmp_path, read_only=True), "a") == 1
     assert snapshot(tmp_path) == was
 
 
@@ -285,9 +274,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
     fleet.cell("a").write({"n": 1}, lease=lease)
     was = snapshot(tmp_path)
     reader = opened(tmp_path, read_only=True)
-    seen = reader.cell("a").read()
-    assert seen is not None
-    assert seen.value == {"n": 1}
+    assert value_of(reader, "a") == {"n": 1}
     assert reader.cell("b").read() is None
     assert reader.lock("l").peek() is not None
     assert [seen.value.name for seen in reader.locks()] == ["l"]
@@ -319,9 +306,7 @@ def test_a_read_only_key_opens_reads_and_sets_nothing_up(seaweedfs: Bucket, monk
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.read_only["access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.read_only["secret_access_key"])
     reader = opened(url)
-    seen = reader.cell("a").read()
-    assert seen is not None
-    assert seen.value == 1
+    assert value_of(reader, "a") == 1
     with pytest.raises(Denied):
         reader.cell("a").write(2)
     with pytest.raises(Denied, match="no fleet at"):
@@ -341,9 +326,7 @@ def test_locks_and_cells_work_together(memory: str) -> None:
         opened(memory).cell("report").write({"rows": 4}, lease=newer)
     with pytest.raises(LeaseLost):
         fleet.cell("report").write({"rows": 5}, lease=lease)
-    seen = fleet.cell("report").read()
-    assert seen is not None
-    assert seen.value == {"rows": 4}
+    assert value_of(fleet, "report") == {"rows": 4}
 
 
 def test_every_lock_ever_used_is_listed(memory: str) -> None:
@@ -366,14 +349,9 @@ def test_a_cell_and_a_lock_of_one_name_are_apart(memory: str) -> None:
 
 
 def old_fleet(root: Path) -> None:
-    runtime = system()
-    opened(root)
-    cell = Cell(DirectoryStore(root), keys.FLEET, struct_codec(FleetRecord), runtime)
-    cell.update(
-        lambda record: (
-            msgspec.structs.replace(record, format={"queue": 0}, min_reader=0, min_writer=0) if record else None
-        )
-    )
+    cell = Cell(DirectoryStore(root), keys.FLEET, struct_codec(FleetRecord), system())
+    old = msgspec.structs.replace(opened(root).record, format={"queue": 0}, min_reader=0, min_writer=0)
+    cell.update(lambda _: old)
 
 
 def test_an_old_fleet_keeps_its_format_until_it_is_upgraded(tmp_path: Path) -> None:

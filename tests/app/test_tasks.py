@@ -45,6 +45,17 @@ def fleet() -> Fleet:
     return limpet.open("memory://")
 
 
+Enrich = TaskFunction[..., None]
+
+
+@pytest.fixture
+def enrich(fleet: Fleet) -> Enrich:
+    @fleet.task()
+    def enrich(domain: str, n: int = 1) -> None: ...
+
+    return enrich
+
+
 def payloads(task: TaskFunction[..., Any]) -> list[Any]:
     return [each.payload for each in task.queue.peek(100)]
 
@@ -83,27 +94,18 @@ def test_a_push_is_the_dict_of_its_arguments(fleet: Fleet) -> None:
     assert by_id == {"a": {"domain": "a.com"}, "b": {"domain": "a.com", "tries": 5}, "c": {"domain": "a.com"}}
 
 
-def test_an_id_is_taken_once(fleet: Fleet) -> None:
-    @fleet.task()
-    def enrich(domain: str) -> None: ...
-
+def test_an_id_is_taken_once(enrich: Enrich) -> None:
     assert enrich.using(id="x").push("a.com") == limpet.Pushed("x", True)
     assert enrich.using(id="x").push("b.com") == limpet.Pushed("x", False)
     assert payloads(enrich) == [{"domain": "a.com"}]
 
 
-def test_a_delayed_push_waits(fleet: Fleet) -> None:
-    @fleet.task()
-    def enrich(domain: str) -> None: ...
-
+def test_a_delayed_push_waits(enrich: Enrich) -> None:
     enrich.using(delay_s=60).push("a.com")
     assert (enrich.queue.stats().pending, enrich.queue.stats().scheduled) == (0, 1)
 
 
-def test_push_many_takes_tuples_and_dicts(fleet: Fleet) -> None:
-    @fleet.task()
-    def enrich(domain: str, n: int = 1) -> None: ...
-
+def test_push_many_takes_tuples_and_dicts(enrich: Enrich) -> None:
     ids = enrich.push_many([("a", 2), {"domain": "b"}, ("c",)], batch=2)
     assert len(set(ids)) == 3
     by_id = {each.id: each.payload for each in enrich.queue.peek()}
@@ -184,10 +186,7 @@ def test_a_catch_all_takes_every_field(fleet: Fleet) -> None:
         (("a",), {"n": object()}, "argument 'n' of enrich(domain: str, n: int = 1) cannot be written as JSON"),
     ],
 )
-def test_wrong_arguments_push_nothing(fleet: Fleet, args: Any, kwargs: Any, said: str) -> None:
-    @fleet.task()
-    def enrich(domain: str, n: int = 1) -> None: ...
-
+def test_wrong_arguments_push_nothing(enrich: Enrich, args: Any, kwargs: Any, said: str) -> None:
     with pytest.raises(Invalid) as raised:
         enrich.push(*args, **kwargs)
     assert said in str(raised.value)
@@ -209,10 +208,7 @@ def test_an_untyped_float_that_json_lacks_pushes_nothing(fleet: Fleet) -> None:
     assert payloads(take) == []
 
 
-def test_push_many_refuses_a_bare_string(fleet: Fleet) -> None:
-    @fleet.task()
-    def enrich(domain: str) -> None: ...
-
+def test_push_many_refuses_a_bare_string(enrich: Enrich) -> None:
     with pytest.raises(Invalid, match="call 0 of push_many is a str"):
         enrich.push_many(["a.com"])  # type: ignore[list-item]
 
@@ -226,10 +222,9 @@ def test_push_many_refuses_a_bare_string(fleet: Fleet) -> None:
         ([1], "the payload is a list, not an object with the arguments of enrich(domain: str, n: int = 1)"),
     ],
 )
-def test_a_payload_that_does_not_fit_fails_and_says_where(fleet: Fleet, payload: Any, said: str) -> None:
-    @fleet.task()
-    def enrich(domain: str, n: int = 1) -> None: ...
-
+def test_a_payload_that_does_not_fit_fails_and_says_where(
+    enrich: TaskFunction[..., None], payload: Any, said: str
+) -> None:
     with pytest.raises(limpet.Fail) as raised:
         enrich.handle(payload)
     assert str(raised.value).startswith(said)
@@ -336,18 +331,8 @@ def test_a_policy_that_makes_no_sense_is_refused(fleet: Fleet) -> None:
 
 
 def test_every_field_of_a_policy_is_a_keyword() -> None:
-    assert [*PolicyFields.__annotations__] == [
-        "max_attempts",
-        "ttl_s",
-        "timeout_s",
-        "backoff_s",
-        "backoff_max_s",
-        "concurrency",
-        "rate_per_s",
-        "retention_s",
-        "poll_s",
-        "durable",
-    ]
+    names = "max_attempts ttl_s timeout_s backoff_s backoff_max_s concurrency rate_per_s retention_s poll_s durable"
+    assert [*PolicyFields.__annotations__] == names.split()
     assert {field.name for field in fields(Policy)} == {*PolicyFields.__annotations__}
 
 

@@ -15,7 +15,7 @@ from limpet.kernel.errors import Invalid, Unavailable
 from limpet.kernel.runtime import ulid
 from limpet.kernel.store import MemoryStore
 from limpet.queue import BucketQueue
-from limpet.worker import Cron, Job, Worker, WorkerEvent, current_task
+from limpet.worker import Cron, Job, TaskCounts, Worker, WorkerEvent, current_task
 from support.clock import EPOCH, ManualRuntime, Time
 from support.queue import Network
 
@@ -49,6 +49,12 @@ class Ground:
 
     def worker(self, *jobs: Job, **options: Any) -> Worker:
         return Worker(jobs, self.runtime, listener=self.events.append, **options)
+
+    def run_for(self, seconds: float, *jobs: Job, **options: Any) -> TaskCounts:
+        """Run a worker, and stop it after that time."""
+        worker = self.worker(*jobs, **options)
+        self.at(seconds, worker.stop)
+        return worker.run()
 
     def kinds(self, *wanted: str) -> list[str]:
         return [event.kind for event in self.events if not wanted or event.kind in wanted]
@@ -112,9 +118,7 @@ def test_an_error_is_retried_with_backoff_and_then_failed_with_its_trace(ground:
 
     job = ground.job("q", handle, max_attempts=3, backoff_s=10)
     pushed = job.queue.push({"n": 1})
-    worker = ground.worker(job)
-    ground.at(120, worker.stop)
-    tally = worker.run()
+    tally = ground.run_for(120, job)
     assert (tally.done, tally.retried, tally.failed) == (0, 2, 1)
     assert [event.attempt for event in ground.events if event.kind == "started"] == [1, 2, 3]
     assert ground.kinds("retry", "failed") == ["retry", "retry", "failed"]
@@ -135,9 +139,7 @@ def test_retry_comes_back_when_it_said(ground: Ground) -> None:
 
     job = ground.job("q", handle)
     job.queue.push({"n": 1})
-    worker = ground.worker(job)
-    ground.at(200, worker.stop)
-    assert (worker.run().retried, ground.events[1].after_s, ground.events[1].note) == (1, 60, "too soon")
+    assert (ground.run_for(200, job).retried, ground.events[1].after_s, ground.events[1].note) == (1, 60, "too soon")
     assert 60 <= at_s[1] - at_s[0] <= 90
 
 
@@ -161,9 +163,7 @@ def test_a_batch_has_a_verdict_for_each(ground: Ground) -> None:
 
     job = ground.job("q", handle)
     ids = job.queue.push_many([{"n": n} for n in range(4)])
-    worker = ground.worker(job)
-    ground.at(60, worker.stop)
-    tally = worker.run()
+    tally = ground.run_for(60, job)
     assert (tally.done, tally.failed, tally.retried) == (3, 1, 1)
     assert [job.queue.result(id_).state for id_ in ids] == ["completed", "failed", "completed", "completed"]
     assert [job.queue.result(id_).value for id_ in ids] == [0, None, 2, 3]
@@ -292,9 +292,7 @@ def test_the_rate_is_kept_and_a_queue_without_one_is_not_held_up(ground: Ground)
     for _ in range(100):
         slow.queue.push({"n": "slow"})
         quick.queue.push({"n": "quick"})
-    worker = ground.worker(slow, quick, threads=3)
-    ground.at(10, worker.stop)
-    worker.run()
+    ground.run_for(10, slow, quick, threads=3)
     assert ground.ran.count("quick") == 100
     assert 19 <= ground.ran.count("slow") <= 22
 
@@ -302,9 +300,7 @@ def test_the_rate_is_kept_and_a_queue_without_one_is_not_held_up(ground: Ground)
 def test_the_rate_holds_inside_a_batch(ground: Ground) -> None:
     job = ground.job("q", rate_per_s=5.0)
     job.queue.push_many([{"n": n} for n in range(100)])
-    worker = ground.worker(job)
-    ground.at(10, worker.stop)
-    worker.run()
+    ground.run_for(10, job)
     assert 48 <= len(ground.ran) <= 52
 
 
@@ -418,9 +414,7 @@ def test_a_sync_handler_past_its_time_is_told_once_and_its_result_counts(ground:
 
     job = ground.job("q", handle, timeout_s=10, ttl_s=30)
     pushed = job.queue.push({"n": 1})
-    worker = ground.worker(job)
-    ground.at(400, worker.stop)
-    worker.run()
+    ground.run_for(400, job)
     assert ground.kinds() == ["started", "overdue", "done"]
     assert ground.events[1].note == "runs longer than timeout_s = 10; its claim is not renewed"
     assert ground.events[2].note == "its claim was over before"
@@ -539,9 +533,7 @@ def test_a_queue_that_waits_in_its_server_is_let_wait(
 ) -> None:
     """Without waiting, SQS may miss a task."""
     polled = [_LongPolling(ground.fleet.queue(f"q{n}"), ground.runtime) for n in range(queues)]
-    worker = ground.worker(*[Job(queue, lambda payload: None) for queue in polled], burst=burst)
-    ground.at(3600, worker.stop)
-    worker.run()
+    ground.run_for(3600, *[Job(queue, lambda payload: None) for queue in polled], burst=burst)
     assert {wait_s for queue in polled for wait_s in queue.waits_s} == waits_s
     assert sum(len(queue.waits_s) for queue in polled) <= most
 
@@ -626,9 +618,7 @@ def test_cron_in_a_zone_pushes_each_tick_once_when_the_clocks_change(line: str, 
 def test_cron_leaves_out_what_is_long_past(ground: Ground) -> None:
     ground.runtime.time.now_s = 36_000.0 + 301
     job = ground.job("q", cron="@hourly")
-    worker = ground.worker(job)
-    ground.at(60, worker.stop)
-    worker.run()
+    ground.run_for(60, job)
     assert ground.events == []
 
 
@@ -722,8 +712,6 @@ def test_only_the_task_past_its_time_is_told(ground: Ground) -> None:
 
     job = ground.job("q", handle, timeout_s=20, ttl_s=30)
     ids = job.queue.push_many([{"n": n} for n in range(6)])
-    worker = ground.worker(job, threads=3)
-    ground.at(80, worker.stop)
-    worker.run()
+    ground.run_for(80, job, threads=3)
     assert {event.id for event in ground.events if event.kind == "overdue"} == {ids[0]}
     assert {job.queue.result(id_).state for id_ in ids} == {"completed"}

@@ -133,7 +133,6 @@ def _files_beside(fleet: Fleet, prefix: str, folders: Folders, own: Collection[s
 
 
 def _files_at(fleet: Fleet, where: str, folders: Folders) -> FileSource:
-    """The files at a folder of this machine or a URL."""
     folder = _local(where)
     if folder is not None:
         return FolderSource(folder, folders)
@@ -158,5 +157,4 @@ def _local(url: str) -> Path | None:
 
 
 def _below(folder: Path, prefix: str) -> Path:
-    """Where the objects below a prefix lie in the folder of a store."""
     return folder.joinpath(*(disk_name(part, leaf=False) for part in prefix.split("/")))

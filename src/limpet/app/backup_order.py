@@ -117,7 +117,6 @@ def _copy_steps(run: CopyRun) -> None:
 
 
 def _pushed(run: CopyRun) -> set[str]:
-    """The entries that recorded pushes name, and that have not ended in the copy."""
     entries = Entries.among(run.lines)
     return entries.needed(run.pushed) - entries.ended
 
@@ -219,7 +218,6 @@ def _outdated(run: CopyRun, root: str, manifest: bytes) -> list[tuple[str, objec
 
 
 def _has_named_events(run: CopyRun) -> bool:
-    """Whether all files of the copied head of events are in the copy."""
     events = CatalogKeys.of(EXECUTIONS)
     try:
         head = records.decode(run.target.get(events.head).data, EventHead, what=events.head)

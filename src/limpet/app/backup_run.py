@@ -77,8 +77,6 @@ class CopiedBlob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Retried(msgspec.Struct, frozen=True):
-    """The field of a receipt that names the retry of its task."""
-
     retried_as: Name | None = None
 
 

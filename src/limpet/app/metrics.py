@@ -103,8 +103,6 @@ def write_textfile(registry: CollectorRegistry, path: str) -> None:
 
 
 class _MetricTable:
-    """Gauges by name, filled one sample at a time."""
-
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
 
@@ -287,8 +285,6 @@ class WorkerMetrics:
 
 
 class _SpentRequests(Collector):
-    """The requests of all worker processes, and their price."""
-
     def __init__(self, spent: dict[str, int], provider: str) -> None:
         self._spent = spent
         self._provider = provider

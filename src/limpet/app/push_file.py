@@ -37,7 +37,6 @@ def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
 
 
 def _explained(error: Invalid, what: str) -> Invalid:
-    """The same error, with what to do about it."""
     said = str(error)
     if "nested" in said or "recursion" in said:
         return Invalid(f"{what} is nested too deeply; 64 levels are allowed", hint=STORE_APART)

@@ -119,8 +119,6 @@ def fleet_sql(
 
 @dataclass(frozen=True, slots=True)
 class _BuiltTable:
-    """A table whose rows are made here, column by column."""
-
     columns: Columns
     rows: Callable[[], dict[str, list[Any]]]
     json: Collection[str] = field(default_factory=tuple)

@@ -11,7 +11,7 @@ import logging
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, update_wrapper
 from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
@@ -239,24 +239,14 @@ class Hooks:
         """Call the hooks for the end of a task that this thread ran."""
         if self._events is not None:
             self._events.emit(event)
+        fields, ran = event.fields, _running.get()
         kinds: dict[str, HookKind] = {"done": "done", "retried": "retry", "failed": "fail"}
-        kind = kinds.get(event.fields.get("outcome", ""))
-        ran = _running.get()
-        if kind is None or ran is None or ran.id != event.fields["task"]:
+        kind = kinds.get(fields.get("outcome", ""))
+        if kind is None or ran is None or ran.id != fields["task"]:
             return
-        self.run(
-            kind,
-            TaskRun(
-                queue=event.fields["queue"],
-                id=ran.id,
-                attempt=event.fields["attempt"],
-                payload=ran.payload,
-                seconds=event.fields["took_s"],
-                result=ran.result if kind == "done" else None,
-                error=event.fields.get("error"),
-                exception=ran.exception,
-            ),
-        )
+        run = TaskRun(fields["queue"], ran.id, fields["attempt"], ran.payload, fields["took_s"])
+        result = ran.result if kind == "done" else None
+        self.run(kind, replace(run, result=result, error=fields.get("error"), exception=ran.exception))
 
     def flush(self) -> None:
         if self._events is not None:
@@ -426,7 +416,6 @@ class TaskFunction(Generic[P, R]):
         return handles
 
     def _follow(self, payload: Any) -> Any:
-        """Wait for the tasks of a follower, and call the function with their results."""
         try:
             after = records.converted(payload, _FollowerRecord)
             handles = [handle for queue, name in after.tasks for handle in self._handles(queue, name)]
@@ -443,7 +432,6 @@ class TaskFunction(Generic[P, R]):
         return self.function(**named)  # type: ignore[call-arg]  # `unpack` has compared them with its parameters
 
     def _handle_hooked(self, payload: Any) -> Any:
-        """As `handle`, and runs the hooks."""
         task = current_task()
         assert task is not None
         ran = _Running(task.id, payload)

@@ -16,9 +16,10 @@ import os
 import select
 import sys
 import sysconfig
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
@@ -161,8 +162,7 @@ class ChildProcess:
         label = self._runtime.label
         set_up_logging(_LogForward(self._send, label), label, everything=order.log_json)
         self._say("ready", note=", ".join(job.queue.name for job in jobs))
-        over = self._runtime.flag()
-        told = self._runtime.flag()
+        over, told = self._runtime.flag(), self._runtime.flag()
         self._runtime.spawn(lambda: self._report_paused(jobs, told), name="limpet-paused")
         if order.count:
             self._runtime.spawn(lambda: self._keep_counting(jobs, over), name="limpet-count")
@@ -197,11 +197,10 @@ class ChildProcess:
         def refused(error: LimpetError) -> None:
             self._say("warning", note=f"`limpet workers` will not show this process: {error}")
 
-        names = [job.queue.name for job in jobs]
         return PresenceWriter(
             stores[0],
             self._runtime,
-            queues=names,
+            queues=[job.queue.name for job in jobs],
             threads=order.threads,
             on_refused=refused,
             on_written=lambda: self._send(ProcessPresence(owner=self._runtime.owner)),
@@ -209,7 +208,6 @@ class ChildProcess:
         )
 
     def _run_worker(self, order: WorkerOrder, jobs: list[Job]) -> Worker:
-        """Run a worker until it has ended, or the grace time is over and its tasks were handed back."""
         worker = Worker(
             jobs,
             self._runtime,
@@ -231,7 +229,6 @@ class ChildProcess:
         return worker
 
     def _watch(self, worker: Worker, grace_s: float) -> None:
-        """Wait until the worker has ended, or must end."""
         until_s: float | None = None
         while not worker.ended:
             self._wait(TICK_S)
@@ -252,31 +249,22 @@ class ChildProcess:
             self._report_requests(REQUESTS_EVERY_S)
 
     def _report_requests(self, every_s: float) -> None:
-        """Report what was asked of the store, if that is wanted, and the last report is older than that."""
         now_s = self._runtime.elapsed_s()
-        if not self._meters or now_s - self._requests_at_s < every_s:
-            return
-        self._requests_at_s = now_s
-        spent: Counter[str] = Counter()
-        for meter in self._meters:
-            spent.update(meter.snapshot().requests)
-        self._send(StoreRequests(worker=self._runtime.label, requests=dict(spent)))
+        if self._meters and now_s - self._requests_at_s >= every_s:
+            self._requests_at_s = now_s
+            spent = sum((Counter(meter.snapshot().requests) for meter in self._meters), Counter[str]())
+            self._send(StoreRequests(worker=self._runtime.label, requests=dict(spent)))
 
     def _report_paused(self, jobs: list[Job], told: Flag) -> None:
         """Report the queues that are paused at the start, for nothing of them is claimed; then set `told`.
 
         Cost: 1 GET a queue.
         """
-        for job in jobs:
-            if not isinstance(job.queue, BucketQueue):
-                continue
-            try:
-                paused = job.queue.storage.paused()
-            except LimpetError:  # a claim will fail too, and report it
-                continue
-            if paused:
-                note = f"is paused: nothing is claimed until `limpet queue resume {job.queue.name}`"
-                self._say("warning", queue=job.queue.name, note=note)
+        for queue in [job.queue for job in jobs if isinstance(job.queue, BucketQueue)]:
+            with suppress(LimpetError):  # a claim will fail too, and report it
+                if queue.storage.paused():
+                    note = f"is paused: nothing is claimed until `limpet queue resume {queue.name}`"
+                    self._say("warning", queue=queue.name, note=note)
         told.set()
 
     def _keep_counting(self, jobs: list[Job], over: Flag) -> None:
@@ -441,20 +429,15 @@ def _import(name: str) -> ModuleType:
 
 def _place(error: BaseException) -> str:
     """The innermost line of the user's own code that led to the error, as ` (file:line)`."""
-    place = None
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [place for place in places if _is_users(place[0])]
     if isinstance(error, SyntaxError) and error.filename:
-        place = (error.filename, error.lineno)
-    else:
-        frame = error.__traceback__
-        while frame is not None:
-            file = frame.tb_frame.f_code.co_filename
-            if _is_users(file):
-                place = (file, frame.tb_lineno)
-            frame = frame.tb_next
-    if place is None:
+        places = [(error.filename, error.lineno or 0)]
+    if not places:
         return ""
-    relative = os.path.relpath(place[0])
-    return f" ({place[0] if relative.startswith('..') else relative}:{place[1]})"
+    file, line = places[-1]
+    relative = os.path.relpath(file)
+    return f" ({file if relative.startswith('..') else relative}:{line})"
 
 
 def _is_users(file: str) -> bool:
@@ -469,8 +452,6 @@ def _is_users(file: str) -> bool:
 
 
 class _LogForward(logging.Handler):
-    """Sends each record to limpet, which prints it."""
-
     _plain = logging.Formatter()
 
     def __init__(self, send: Callable[[msgspec.Struct], None], label: str) -> None:

@@ -38,8 +38,6 @@ _SET_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class _Guard:
-    """One command, from its start to the end of its process group."""
-
     def __init__(self, pipe_fd: int) -> None:
         self._pipe_fd = pipe_fd
         self._time_is_up = False

@@ -11,18 +11,17 @@ class Permits:
     """How many more tasks may be started; any number if `limit` is None."""
 
     def __init__(self, limit: int | None, runtime: Runtime) -> None:
-        self._limited = limit is not None
-        self._left = limit or 0
+        self._left = limit
         self._mutex = runtime.mutex()
 
     @property
     def limited(self) -> bool:
         """Whether there is a limit at all."""
-        return self._limited
+        return self._left is not None
 
     def take(self) -> bool:
         """Take a permit; False if none is left."""
-        if not self._limited:
+        if self._left is None:
             return True
         with self._mutex:
             if self._left < 1:
@@ -32,13 +31,14 @@ class Permits:
 
     def give_back(self) -> None:
         """Return a permit that was not used."""
-        with self._mutex:
-            self._left += 1
+        if self._left is not None:
+            with self._mutex:
+                self._left += 1
 
     @property
     def used_up(self) -> bool:
         """Whether all were taken."""
-        return self._limited and self._left < 1
+        return self._left == 0
 
 
 class Rate:

@@ -11,7 +11,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -50,8 +50,6 @@ SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "bu
 
 @dataclass(slots=True)
 class _PoolProcess:
-    """One worker process and what it has reported."""
-
     process: subprocess.Popen[bytes]
     control_fd: int
     report_fd: int
@@ -201,7 +199,6 @@ class ProcessPool:
         return child
 
     def _wait(self, signals: SignalPipe) -> None:
-        """Wait for a message, a signal, or the next start or kill that is due."""
         moments = [place.start_at_s for place in self._places if place.start_at_s is not None]
         soonest_s = min([*moments, *(child.kill_at_s for child in self._children())], default=NEVER_S)
         timeout_s = None if soonest_s == NEVER_S else max(0.0, soonest_s - self._runtime.elapsed_s())
@@ -217,7 +214,6 @@ class ProcessPool:
                     self._stop()
 
     def _read(self, child: _PoolProcess) -> None:
-        """Read all messages that a process has sent."""
         while True:
             try:
                 piece = os.read(child.report_fd, 65536)
@@ -311,7 +307,6 @@ class ProcessPool:
                 self._replace(place, child)
 
     def _replace(self, place: _PoolPlace, child: _PoolProcess) -> None:
-        """Decide whether, and when, another process takes the place of one that has ended."""
         ended = child.ended
         if ended is None and not (self._ever_ready or self._stops):
             raise (
@@ -410,18 +405,13 @@ class SourceWatch:
         return True
 
     def _look(self) -> dict[str, tuple[int, int]]:
-        found: dict[str, tuple[int, int]] = {}
-        for path in self._files():
-            try:
-                stat = os.stat(path)
-            except OSError:  # it went just now
-                continue
-            found[path] = (stat.st_mtime_ns, stat.st_size)
-            if len(found) >= FILES_MAX:
-                break
-        return found
-
-    def _files(self) -> Iterator[str]:
+        files: dict[str, tuple[int, int]] = {}
         for folder, folders, names in os.walk(self._folder):
-            folders[:] = sorted(each for each in folders if not each.startswith(".") and each not in SKIPPED)
-            yield from (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED)
+            for path in [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]:
+                with suppress(OSError):  # it went just now
+                    stat = os.stat(path)
+                    files[path] = (stat.st_mtime_ns, stat.st_size)
+                if len(files) >= FILES_MAX:
+                    return files
+        return files

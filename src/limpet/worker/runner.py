@@ -7,6 +7,7 @@ A `Runner` is what one thread of a worker does with the tasks of a `SharedClaim`
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -62,9 +63,7 @@ class WorkerReport:
         self.silent: frozenset[EventKind] = frozenset() if listener is not None and routine else ROUTINE
         """Events of these kinds go nowhere."""
         self._mutex = runtime.mutex()
-        self._counts: dict[Outcome, int] = dict.fromkeys(
-            ("done", "failed", "retried", "lost", "handed_back", "suspended"), 0
-        )
+        self._counts: Counter[Outcome] = Counter()
         self._marks: list[tuple[float, int]] = [(runtime.elapsed_s(), 0)]
 
     def say(self, kind: EventKind, worker: str, **fields: Any) -> None:
@@ -82,7 +81,7 @@ class WorkerReport:
         at_s = self._runtime.elapsed_s()
         with self._mutex:
             counts = dict(self._counts)
-            ended = counts["done"] + counts["failed"]
+            ended = self._counts["done"] + self._counts["failed"]
             while len(self._marks) > 1 and self._marks[1][0] <= at_s - RATE_OVER_S:
                 del self._marks[0]
             if at_s - self._marks[-1][0] >= RATE_OVER_S / 10:
@@ -240,8 +239,6 @@ class SharedClaim:
 
 @dataclass(slots=True)
 class _ActiveTask:
-    """The task that a thread runs now."""
-
     job: Job
     claim: Claim
     task: Task
@@ -446,7 +443,6 @@ class Runner:
         self._ended(now, outcome, note=verdict.error, after_s=after_s)
 
     def _ended(self, now: _ActiveTask, outcome: Outcome, *, note: str = "", after_s: float | None = None) -> None:
-        """Count how the task ended, and tell the event sink and the listener."""
         took_s = round(self._runtime.elapsed_s() - now.started_s, 6)
         self._report.count(outcome)
         if now.span is not None:

@@ -276,11 +276,9 @@ class Worker:
                     self._on_end()
 
     def _shared(self, runner: Runner, n: int, claim: Claim) -> SharedClaim:
-        """A claim that the thread has made."""
         return SharedClaim(n, self._jobs[n], claim, self._rates[n], runner.name, self._runtime)
 
     def _offer(self, shared: SharedClaim) -> None:
-        """Show a claim to the threads that have no work."""
         if len(self._runners) > 1:
             with self._mutex:
                 self._offers = [*self._offers, shared]
