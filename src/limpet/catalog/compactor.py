@@ -30,7 +30,7 @@ from limpet.catalog.history import find_commit
 from limpet.catalog.records import CatalogHead, CommitRecord, LedgerBatch, Link, Row, SnapshotRef, Tail
 from limpet.catalog.state import CatalogState, time_text
 from limpet.catalog.storage import CatalogStorage, LoadedState, load
-from limpet.events.ledger import OBJECT_BYTES_MAX, Publication, check_paths
+from limpet.events.ledger import OBJECT_BYTES_MAX, Publication
 from limpet.kernel import records
 from limpet.kernel.cell import Cell, Replaced, Versioned, Won, struct_codec
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable
@@ -93,7 +93,11 @@ class Compactor:
         `record` before, 1 PUT more; when a snapshot is due, 2 PUTs, and 1 GET of the last one unless it is in memory.
         Crash: published or not; at worst an unused snapshot remains, which GC removes.
         """
-        check_paths(paths, self._storage.keys, APPLIED_MAX)
+        if not paths or len({*paths}) != len(paths) or len(paths) > APPLIED_MAX:
+            raise Invalid(f"give 1 to {APPLIED_MAX} paths, and none twice")
+        for path in paths:
+            if self._storage.keys.batch_id(path) is None:
+                raise Invalid(f"{path!r} is not a batch of this catalog")
         seen = self._seen
         if seen is not None:
             try:

@@ -16,15 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from limpet.events import Event
-from limpet.events.ledger import (
-    OBJECT_BYTES_MAX,
-    AppliedBatch,
-    Publication,
-    Publisher,
-    check_paths,
-    delete_all,
-    store_time,
-)
+from limpet.events.ledger import OBJECT_BYTES_MAX, AppliedBatch, Publication, Publisher, delete_all, store_time
 from limpet.events.parquet import event_table, events_in, ids_in, merged, read_event_table, write_table
 from limpet.events.quarantine import isolate
 from limpet.events.sink import SCHEMA, EventBatch
@@ -157,7 +149,11 @@ class Executions:
         Cost: 1 GET + 1 a path + 1 for each file that they overlap or are merged with; 2 PUTs, and 2 for each object
         that goes to quarantine.   Crash: folded or not; at worst an unused file remains, which GC removes.
         """
-        check_paths(paths, self.keys, PATHS_MAX)
+        if not paths or len({*paths}) != len(paths) or len(paths) > PATHS_MAX:
+            raise Invalid(f"give 1 to {PATHS_MAX} paths, and none twice")
+        for path in paths:
+            if self.keys.batch_id(path) is None:
+                raise Invalid(f"{path!r} is not a batch of {self.keys.domain}")
         cell = self.cell()
         blobs: dict[str, Blob] | None = None
         for _ in attempts(self.runtime, pause_s=0):

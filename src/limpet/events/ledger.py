@@ -11,8 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from limpet.kernel.catalog_keys import CatalogKeys
-from limpet.kernel.errors import Denied, Invalid
+from limpet.kernel.errors import Denied
 from limpet.kernel.keys import Key
 from limpet.kernel.records import Count, Name
 from limpet.kernel.store.api import Store
@@ -36,15 +35,6 @@ def delete_all(store: Store, keys: Sequence[Key]) -> None:
         for error in store.delete_many(keys[start : start + DELETED_AT_ONCE]).values():
             if error is not None:
                 raise error
-
-
-def check_paths(paths: Sequence[str], keys: CatalogKeys, most: int) -> None:
-    """Check the paths of a publication.   Raises: Invalid."""
-    if not paths or len({*paths}) != len(paths) or len(paths) > most:
-        raise Invalid(f"give 1 to {most} paths, and none twice")
-    for path in paths:
-        if keys.batch_id(path) is None:
-            raise Invalid(f"{path!r} is not a batch of {keys.domain}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from limpet.catalog.iceberg.metadata import (
     refuse_version,
     strange_urls,
 )
-from limpet.catalog.iceberg.schemas import FIRST_PARTITION_ID, UNSET_ID, VERSION, KebabFields, converted
+from limpet.catalog.iceberg.schemas import FIRST_PARTITION_ID, UNSET_ID, VERSION, KebabFields
 from limpet.catalog.iceberg.updates import (
     LIGHT,
     UPDATES,
@@ -39,6 +39,7 @@ from limpet.catalog.iceberg.updates import (
 )
 from limpet.catalog.names import CommitFailed
 from limpet.catalog.warehouse import Json, property_texts
+from limpet.kernel import records
 from limpet.kernel.errors import Invalid
 
 # ---- requirements ----
@@ -179,7 +180,10 @@ def checked(asked: Sequence[Any], required: Sequence[Any] = ()) -> tuple[list[Js
     Raises: Invalid unless they are those of the specification.
     """
     required = [_with_lower_uuid(requirement) for requirement in required]
-    converted({"updates": asked, "requirements": required}, _Checked, "the commit")
+    try:
+        records.converted({"updates": asked, "requirements": required}, _Checked)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise Invalid(f"the commit is not valid: {str(error)[:300]}") from None
     for update in asked:
         kind = UPDATES[update["action"]]
         if kind is AddSnapshot:

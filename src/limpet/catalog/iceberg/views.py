@@ -40,13 +40,13 @@ class _NewView(KebabFields):
     view_version: ViewVersionJson
 
 
-class _UuidCheck(KebabFields, tag_field="type", tag="assert-view-uuid"):
+class _ViewUuidCheck(KebabFields, tag_field="type", tag="assert-view-uuid"):
     uuid: Short
 
 
 class _Changes(msgspec.Struct):
     updates: Annotated[list[ViewUpdate], msgspec.Meta(max_length=UPDATES_MAX)]
-    requirements: Annotated[list[_UuidCheck], msgspec.Meta(max_length=UPDATES_MAX)]
+    requirements: Annotated[list[_ViewUuidCheck], msgspec.Meta(max_length=UPDATES_MAX)]
 
 
 class _LogJson(KebabFields):
