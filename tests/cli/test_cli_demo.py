@@ -346,7 +346,4 @@ def test_without_duckdb_the_same_table_is_scanned(some_results: Fleet, monkeypat
 
 
 def test_the_latest_of_each_worker() -> None:
-    assert by_worker(STORED[:4]) == [
-        ("ada", 2, 10, AT.replace(second=3)),
-        ("ben", 2, 4, AT.replace(second=2)),
-    ]
+    assert by_worker(STORED[:4]) == [("ada", 2, 10, AT.replace(second=3)), ("ben", 2, 4, AT.replace(second=2))]

@@ -12,11 +12,7 @@ import pytest
 import limpet
 from support.servers.catalog import Answer, CatalogServer, until
 
-SCHEMA = {
-    "type": "struct",
-    "schema-id": 0,
-    "fields": [{"id": 1, "name": "id", "type": "long", "required": False}],
-}
+SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
 VIEW = {
     "schema": SCHEMA,
     "view-version": {

@@ -61,12 +61,7 @@ def test_it_is_served_and_ends_with_a_page_open(dashboard: CatalogServer, tmp_pa
     ],
 )
 def test_wrong_usage_is_one_line_and_a_hint(
-    fleet: limpet.Fleet,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    said: str,
+    fleet: limpet.Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "short").write_text("x\n")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:

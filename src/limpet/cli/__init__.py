@@ -38,10 +38,7 @@ COMMANDS = {
         "limpet.demo.show:demo",
         "Watch four workers survive kill -9 and a long sleep, in half a minute. Nothing to set up.",
     ),
-    "work": (
-        "limpet.cli.work:work",
-        "Run tasks: claim what waits in a queue, call its function, record the result.",
-    ),
+    "work": ("limpet.cli.work:work", "Run tasks: claim what waits in a queue, call its function, record the result."),
     "supervise": (
         "limpet.cli.work:supervise",
         "Let this machine work offline on its own directory, and sync that with the bucket at intervals.",
@@ -50,10 +47,7 @@ COMMANDS = {
         "limpet.cli.serve:ui",
         "Serve the dashboard: queues, workers, indexes, the catalog, locks and what it all costs, live in a browser.",
     ),
-    "status": (
-        "limpet.cli.fleet:status",
-        "Show the queues of a fleet and the locks that are held. Changes nothing.",
-    ),
+    "status": ("limpet.cli.fleet:status", "Show the queues of a fleet and the locks that are held. Changes nothing."),
     "top": (
         "limpet.cli.fleet:top",
         "Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. "
@@ -84,10 +78,7 @@ COMMANDS = {
         "limpet.cli.store:iam",
         "Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.",
     ),
-    "upgrade": (
-        "limpet.cli.fleet:upgrade",
-        "Raise a fleet's recorded formats to those of this limpet.",
-    ),
+    "upgrade": ("limpet.cli.fleet:upgrade", "Raise a fleet's recorded formats to those of this limpet."),
     "backup": (
         "limpet.cli.store:backup",
         "Copy a fleet to another URL. It may be running, and nothing is written to it.",
@@ -100,14 +91,8 @@ COMMANDS = {
         "limpet.cli.completion:completion",
         "Print a script that completes limpet's commands and options in your shell. Changes nothing.",
     ),
-    "queue": (
-        "limpet.cli.queue:app",
-        "Push tasks, look at queues, retry what failed.",
-    ),
-    "index": (
-        "limpet.cli.index:app",
-        "Keep records by key: import, look up, query, compile, export.",
-    ),
+    "queue": ("limpet.cli.queue:app", "Push tasks, look at queues, retry what failed."),
+    "index": ("limpet.cli.index:app", "Keep records by key: import, look up, query, compile, export."),
     "catalog": (
         "limpet.cli.catalog:app",
         "Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
@@ -120,14 +105,8 @@ COMMANDS = {
         "limpet.cli.serve:app",
         "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
     ),
-    "lock": (
-        "limpet.cli.lock:app",
-        "Run a command under a lock, and look at locks.",
-    ),
-    "events": (
-        "limpet.cli.events:app",
-        "Look at what ran: the runs that workers record with --events.",
-    ),
+    "lock": ("limpet.cli.lock:app", "Run a command under a lock, and look at locks."),
+    "events": ("limpet.cli.events:app", "Look at what ran: the runs that workers record with --events."),
 }
 """Each command: its module and its name there, and its line in `limpet --help`, which loads none of them."""
 

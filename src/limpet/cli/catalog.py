@@ -98,7 +98,7 @@ def writer_of(service: str | None) -> ServiceWriter | None:
 
 
 def log(
-    limit: Annotated[int, Option("--limit", "-n", min=1, help="How many commits to show.")] = 20,
+    limit: Annotated[int, Option("-n", min=1, help="How many commits to show.")] = 20,
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -170,8 +170,7 @@ def _commit_facts(commit: CommitRecord) -> dict[str, Any]:
 
 def show(
     at: Annotated[
-        str | None,
-        Option("--at", metavar="VERSION|TIME", show_default="now", help="A version, or a time with its zone."),
+        str | None, Option(metavar="VERSION|TIME", show_default="now", help="A version, or a time with its zone.")
     ] = None,
     url: CatalogUrlOption = None,
     json: JsonOption = False,
@@ -320,11 +319,10 @@ def import_(
         ),
     ],
     name: Annotated[
-        str, Option("--name", help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
+        str, Option(help="Its name in PyIceberg's configuration, and of a SQL catalog in its tables.")
     ] = "default",
     option: Annotated[
-        list[str] | None,
-        Option("--option", metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it."),
+        list[str] | None, Option(metavar="KEY=VALUE", show_default=False, help="A setting of PyIceberg; repeat it.")
     ] = None,
     dry_run: DryRunOption = False,
     service: ServiceOption = None,
@@ -369,13 +367,9 @@ def import_(
 
 
 def gc(
-    keep: Annotated[str, Option("--keep", metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")] = "30d",
-    keep_versions: Annotated[
-        int, Option("--keep-versions", min=1, help="How many of the newest versions to keep, however old.")
-    ] = 100,
-    grace: Annotated[
-        str, Option("--grace", metavar="TIME", help="Keep every object that is younger than this.")
-    ] = "1h",
+    keep: Annotated[str, Option(metavar="TIME", help=f"How much history to keep, {DELAY_HELP}.")] = "30d",
+    keep_versions: Annotated[int, Option(min=1, help="How many of the newest versions to keep, however old.")] = 100,
+    grace: Annotated[str, Option(metavar="TIME", help="Keep every object that is younger than this.")] = "1h",
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -496,7 +490,6 @@ def expire(
     max_age: Annotated[
         str | None,
         Option(
-            "--max-age",
             metavar="AGE",
             show_default="the table's history.expire.max-snapshot-age-ms, or 5d",
             help=f"Keep younger snapshots, {DELAY_HELP}.",
@@ -505,7 +498,6 @@ def expire(
     min_snapshots: Annotated[
         int | None,
         Option(
-            "--min-snapshots",
             min=1,
             show_default="the table's history.expire.min-snapshots-to-keep, or 1",
             help="Keep so many of each branch.",
@@ -537,10 +529,8 @@ def expire(
 
 def compact(
     table: TableArgument,
-    target_mib: Annotated[int, Option("--target-mib", min=1, max=1024, help="Size of the new files.")] = 64,
-    min_files: Annotated[
-        int, Option("--min-files", min=2, help="Rewrite small files only where there are so many.")
-    ] = 5,
+    target_mib: Annotated[int, Option(min=1, max=1024, help="Size of the new files.")] = 64,
+    min_files: Annotated[int, Option(min=2, help="Rewrite small files only where there are so many.")] = 5,
     dry_run: DryRunOption = False,
     service: ServiceOption = None,
     wait: WaitOption = 20.0,
@@ -568,10 +558,10 @@ def compact(
 def orphans(
     table: TableArgument,
     grace: Annotated[
-        str, Option("--grace", metavar="TIME", help="Keep every file that is younger, and what was needed then.")
+        str, Option(metavar="TIME", help="Keep every file that is younger, and what was needed then.")
     ] = "3d",
     quiesced: Annotated[
-        bool, Option("--quiesced", help="No other process uses the table: allow a grace time under an hour.")
+        bool, Option(help="No other process uses the table: allow a grace time under an hour.")
     ] = False,
     dry_run: DryRunOption = False,
     separator: SeparatorOption = ".",
@@ -617,7 +607,6 @@ app = group(
     import_,
     gc,
     quarantine,
-    help="Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
     epilog=lines(
         "Example: the last commits; the catalog as of version 41",
         "$ limpet catalog log -u s3://acme/prod",
@@ -629,7 +618,6 @@ tables = group(
     expire,
     compact,
     orphans,
-    help="Maintain tables without an engine: expire snapshots, compact small files, delete orphans.",
     epilog=lines(
         "Example: what would expire; then do it, and free the space",
         "$ limpet tables expire sales.orders --dry-run -u s3://acme/prod",

@@ -33,10 +33,9 @@ def ls(
     outcome: OutcomeFilter = None,
     task: TaskFilter = None,
     since: Annotated[
-        float | None,
-        Option("--since", metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}."),
+        float | None, Option(metavar="TIME", parser=duration_s, help=f"Not older than that, {DELAY_HELP}.")
     ] = None,
-    n: Annotated[int, Option("-n", min=1, max=1_000_000, metavar="N", help="Show at most N events.")] = 20,
+    n: Annotated[int, Option("-n", min=1, max=1_000_000, help="Show at most N events.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -140,7 +139,6 @@ app = group(
     "events",
     ls,
     tail,
-    help="Look at what ran: the runs that workers record with --events.",
     epilog=lines(
         "Example: the last tasks that failed, in any worker",
         "$ limpet events ls --outcome failed -n 50 -u s3://acme/prod",

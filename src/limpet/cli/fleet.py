@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
-from limpet.cli.options import (
-    DELAY_HELP,
-    JsonOption,
-    NoWorkerOption,
-    QueuesOption,
-    UrlOption,
-    duration_s,
-    one_url,
-)
+from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, QueuesOption, UrlOption, duration_s, one_url
 from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel.errors import Invalid
 
@@ -49,9 +41,7 @@ AT_LEAST = (
 
 def status(
     url: UrlOption = None,
-    full: Annotated[
-        bool, Option("--full", help="Count every object; otherwise counting stops at 10,000 of a kind.")
-    ] = False,
+    full: Annotated[bool, Option(help="Count every object; otherwise counting stops at 10,000 of a kind.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the queues of a fleet and the locks that are held. Changes nothing.
@@ -143,18 +133,11 @@ def check(
     max_age: Annotated[
         float | None,
         Option(
-            "--max-age",
-            metavar="TIME",
-            parser=duration_s,
-            help=f"How old the oldest task that has not ended may be, {DELAY_HELP}.",
+            metavar="TIME", parser=duration_s, help=f"How old the oldest task that has not ended may be, {DELAY_HELP}."
         ),
     ] = None,
-    max_failed: Annotated[
-        int | None, Option("--max-failed", metavar="N", min=0, help="How many tasks may have failed.")
-    ] = None,
-    max_pending: Annotated[
-        int | None, Option("--max-pending", metavar="N", min=0, help="How many tasks may wait.")
-    ] = None,
+    max_failed: Annotated[int | None, Option(min=0, help="How many tasks may have failed.")] = None,
+    max_pending: Annotated[int | None, Option(min=0, help="How many tasks may wait.")] = None,
     no_worker: NoWorkerOption = None,
     queue: QueuesOption = None,
     url: UrlOption = None,
@@ -289,26 +272,14 @@ DAY_S = 86400.0
 
 def metrics(
     serve: Annotated[
-        str | None,
-        Option("--serve", metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one."),
+        str | None, Option(metavar="[HOST:]PORT", help="Answer scrapes until Ctrl-C. Port 0 takes a free one.")
     ] = None,
-    textfile: Annotated[
-        str | None, Option("--textfile", metavar="FILE", help="Write one reading to a file, and exit.")
-    ] = None,
+    textfile: Annotated[str | None, Option(metavar="FILE", help="Write one reading to a file, and exit.")] = None,
     count: Annotated[
-        int,
-        Option(
-            "--count", metavar="N", min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000."
-        ),
+        int, Option(min=999, help="Count up to so many objects of a kind in a queue: 1 LIST per 1,000.")
     ] = 10_000,
     idle_requests: Annotated[
-        int,
-        Option(
-            "--idle-requests",
-            metavar="N",
-            min=60,
-            help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.",
-        ),
+        int, Option(min=60, help="Requests an hour on an idle fleet, at most. With more, a change is noticed sooner.")
     ] = 260,
     url: UrlOption = None,
 ) -> None:
@@ -358,10 +329,7 @@ OTHER_LINES = 16
 """Lines that are kept for what stands below the queues."""
 
 
-def top(
-    once: Annotated[bool, Option("--once", help="Print one reading, and exit.")] = False,
-    url: UrlOption = None,
-) -> None:
+def top(once: Annotated[bool, Option(help="Print one reading, and exit.")] = False, url: UrlOption = None) -> None:
     """Watch a fleet: queues with their rates, workers, indexes, locks, the catalog, and what it costs. Changes nothing.
 
     What changes is shown within seconds; an idle fleet is read less and less often, under 200 requests an hour. A

@@ -155,7 +155,7 @@ def break_(
     url: UrlOption = None,
     yes: YesOption = False,
     force: Annotated[
-        bool, Option("--force", help="Also replace a record that cannot be read, or has no higher token to give.")
+        bool, Option(help="Also replace a record that cannot be read, or has no higher token to give.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -215,7 +215,6 @@ app = group(
     ls,
     show,
     break_,
-    help="Run a command under a lock, and look at locks.",
     epilog=lines(
         "Example: at most one backup at a time, on any number of machines",
         "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",

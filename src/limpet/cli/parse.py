@@ -3,7 +3,8 @@
     def show(name: Annotated[str, Argument(metavar="NAME")], url: UrlOption = None) -> None:
         '''Show one lock.'''
 
-The docstring is the help; from its first `Example` on, it is the epilog. A group imports the module of a command when
+The docstring is the help; from its first `Example` on, it is the epilog. Many options are the fields of a dataclass,
+which the function takes as one parameter. A group imports the module of a command when
 the command is typed, and until then lists it by a line of its own. Only this file, `help` and `completion` know Click.
 """
 
@@ -14,6 +15,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from inspect import Parameter, cleandoc, signature
@@ -22,6 +24,8 @@ from typing import Any, NamedTuple, cast
 import click
 from click import Abort, BadParameter, Context, UsageError, confirm, echo
 from click.exceptions import Exit, NoArgsIsHelpError
+
+from limpet.cli import COMMANDS
 
 __all__ = [
     "Abort",
@@ -112,7 +116,10 @@ class Argument:
 
 
 class Option(Argument):
-    """An option as a function declares it: its names, of which `--yes/--no` sets a flag either way."""
+    """An option as a function declares it: its names, of which `--yes/--no` sets a flag either way.
+
+    A long name may be left out if it is that of the parameter.
+    """
 
     def __init__(
         self,
@@ -137,7 +144,9 @@ class Option(Argument):
         else:
             value = _ValueType(kind, self.parser, self.range)
             about |= {"type": value, "multiple": is_list(kind), "metavar": self.metavar or value.word}
-        made = ShownOption([name, *(self.names or (f"--{name.replace('_', '-')}",))], **about)
+        is_named = len(name) == 1 or any(each.startswith("--") for each in self.names)
+        names = self.names if is_named else (f"--{name.replace('_', '-')}", *self.names)
+        made = ShownOption([name, *names], **about)
         made.said = self._said(kind, default)
         return made
 
@@ -146,10 +155,7 @@ class _ValueType(click.ParamType):  # type: ignore[type-arg]  # generic since Cl
     """The values of a parameter, from texts of a command line, and from texts and numbers of limpet.toml."""
 
     def __init__(
-        self,
-        kind: Any,
-        parser: Callable[[str], Any] | None,
-        limits: tuple[float | None, float | None] = (None, None),
+        self, kind: Any, parser: Callable[[str], Any] | None, limits: tuple[float | None, float | None] = (None, None)
     ) -> None:
         kind = bare(kind)
         self.name = getattr(kind, "__name__", str(kind))
@@ -283,40 +289,62 @@ def command(function: Callable[..., Any]) -> Command:
 
 
 def _bound(function: Callable[..., Any]) -> tuple[list[click.Parameter], Callable[..., Any]]:
-    """The parameters of a function, and the function as Click calls it: with the context, and a list for a tuple."""
-    hints = typing.get_type_hints(function, include_extras=True)
+    """The parameters of a function, and the function as Click calls it.
+
+    It gets the context, a list for a tuple, and the options that a dataclass declares as one value of that class.
+    """
     parameters: list[click.Parameter] = []
-    context_name = ""
-    for name, parameter in signature(function).parameters.items():
+    contexts: list[str] = []
+    bundles: dict[str, list[str]] = {}
+    hints, defaults = _declared(function)
+    for name in [*defaults]:
         if hints[name] is Context:
-            context_name = name
-            continue
-        kind, declared = typing.get_args(hints[name])
-        parameters.append(declared.parameter(name, kind, parameter.default))
+            contexts.append(name)
+        elif is_dataclass(hints[name]):
+            inner_hints, inner = _declared(hints[name])
+            bundles[name] = [*inner]
+            parameters += [_parameter(each, inner_hints[each], inner[each]) for each in inner]
+            defaults |= inner
+        else:
+            parameters.append(_parameter(name, hints[name], defaults[name]))
 
     def call(**given: Any) -> Any:
         context = click.get_current_context()
         for name, value in given.items():
             if isinstance(value, tuple):
-                given[name] = [*value] or (None if signature(function).parameters[name].default is None else [])
+                given[name] = [*value] or (None if defaults[name] is None else [])
         context.params.update(given)
-        return function(**given, **({context_name: context} if context_name else {}))
+        for name, inner in bundles.items():
+            given[name] = hints[name](**{each: given.pop(each) for each in inner})
+        return function(**given, **dict.fromkeys(contexts, context))
 
     return parameters, call
 
 
-def group(
-    name: str, *inside: Any, help: str, epilog: str = "", call: Callable[..., Any] | None = None, alone: bool = False
-) -> Group:
-    """A group of commands, in that order: functions, and groups. `call` takes the group's own options."""
+def _declared(source: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types and the defaults of the parameters of a function, or of the fields of a dataclass."""
+    hints = typing.get_type_hints(source, include_extras=True)
+    return hints, {name: parameter.default for name, parameter in signature(source).parameters.items()}
+
+
+def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
+    kind, option = typing.get_args(hint)
+    return cast(click.Parameter, option.parameter(name, kind, default))
+
+
+def group(name: str, *inside: Any, help: str = "", epilog: str = "", call: Callable[..., Any] | None = None) -> Group:
+    """A group of commands, in that order: functions, and groups. Without `help` it is the line in `COMMANDS`.
+
+    `call` takes the group's own options; the group then is a command, too.
+    """
     table = {}
     for source in inside:
         is_group = isinstance(source, Group)
         text = source.help if is_group else cleandoc(source.__doc__ or "")
         table[source.name if is_group else command_name(source)] = (source, summary_of(text or ""))
     parameters, bound = _bound(call) if call is not None else ([], None)
-    about: dict[str, Any] = {"params": parameters, "callback": bound, "invoke_without_command": alone}
-    return Group(name, table, help=help, epilog=epilog, no_args_is_help=not alone, **about)
+    about = {"params": parameters, "callback": bound, "invoke_without_command": bound is not None}
+    return Group(name, table, help=help or COMMANDS[name][1], epilog=epilog, no_args_is_help=bound is None, **about)
 
 
 def summary_of(text: str) -> str:

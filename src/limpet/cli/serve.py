@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from limpet.cli import print_json, say
+from limpet.cli import COMMANDS, print_json, say
 from limpet.cli.catalog import URL_VARIABLES, demand_extra
 from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, UrlOption, duration_s, is_typed, one_url
 from limpet.cli.parse import Argument, BadParameter, Context, Option, group, lines
@@ -47,120 +48,103 @@ class LogForm(StrEnum):
     none = "none"
 
 
-ServeUrlOption = Annotated[
-    str,
-    Option(
-        "--url",
-        "-u",
-        envvar=URL_VARIABLES,
-        help="The fleet: ./dir, s3://bucket/prefix, gs://, az://. With LIMPET_TENANT_ID and LIMPET_WORKSPACE_ID, the "
-        "catalog is that workspace's, below it.",
-    ),
-]
+PATH = {"metavar": "PATH", "show_default": False}
+
+
+def _named(option: str, help: str, **about: Any) -> Any:
+    """An option with a variable named after it."""
+    variable = f"LIMPET_{option.removeprefix('--').replace('-', '_').upper()}"
+    return Option(option, envvar=variable, help=help, **about)
+
+
 HostOption = Annotated[str, Option("--host", metavar="ADDRESS", help="Where to listen. Public ones need tokens.")]
 PortOption = Annotated[
     int, Option("--port", "-p", metavar="PORT", min=0, max=65535, help="Where to listen; 0 takes a free port.")
 ]
-LeaseOption = Annotated[
-    float,
-    Option(
-        "--lease-s",
-        metavar="SECONDS",
-        min=1.0,
-        max=3600.0,
-        envvar="LIMPET_LEASE_S",
-        help="How long the leader's lease lasts; then another process takes over.",
-    ),
-]
+LogOption = Annotated[LogForm, _named("--log", "The log on stderr, in this form.")]
 
 
-def _file(option: str, help: str) -> Any:
-    """An option for a file, with a variable named after it."""
-    variable = f"LIMPET_{option.removeprefix('--').replace('-', '_').upper()}"
-    return Option(option, metavar="PATH", envvar=variable, show_default=False, help=help)
+@dataclass
+class CompactorOptions:
+    """The options of every process of the service. But for `url` and `json` they are those of `serve_fleet`."""
+
+    url: Annotated[
+        str,
+        Option(
+            "-u",
+            envvar=URL_VARIABLES,
+            help="The fleet: ./dir, s3://bucket/prefix, gs://, az://. With LIMPET_TENANT_ID and LIMPET_WORKSPACE_ID, "
+            "the catalog is that workspace's, below it.",
+        ),
+    ] = DEFAULT_URL
+    host: HostOption = "127.0.0.1"
+    port: PortOption = COMPACTOR_PORT
+    metrics_token_file: Annotated[
+        str | None, _named("--metrics-token-file", "A file with a token for /metrics alone.", **PATH)
+    ] = None
+    tls_cert: Annotated[str | None, _named("--tls-cert", "Serve over TLS, with this certificate.", **PATH)] = None
+    tls_key: Annotated[str | None, _named("--tls-key", "The key of --tls-cert.", **PATH)] = None
+    peer_max: Annotated[
+        int,
+        _named(
+            "--peer-connections",
+            "Connections without a known token from one address, such as a proxy.",
+            metavar="N",
+            min=1,
+            max=512,
+        ),
+    ] = 128
+    log: LogOption = LogForm.text
+    json: JsonOption = False
 
 
-SigningOption = Annotated[
-    bool,
-    Option(
-        "--remote-signing",
-        envvar="LIMPET_REMOTE_SIGNING",
-        help="Sign S3 requests of clients without a key.",
-    ),
-]
-StsRoleOption = Annotated[
-    str | None,
-    Option(
-        "--sts-role-arn",
-        metavar="ARN",
-        envvar="LIMPET_STS_ROLE_ARN",
-        show_default=False,
-        help="Give clients credentials of this role, each for one table.",
-    ),
-]
-StsEndpointOption = Annotated[
-    str | None,
-    Option(
-        "--sts-endpoint",
-        metavar="URL",
-        envvar="LIMPET_STS_ENDPOINT",
-        show_default=False,
-        help="The STS of that role, if it is not the store or AWS.",
-    ),
-]
-StsDurationOption = Annotated[
-    int,
-    Option(
-        "--sts-duration-s",
-        metavar="SECONDS",
-        min=900,
-        max=43200,
-        envvar="LIMPET_STS_DURATION_S",
-        hidden=True,
-        help="How long its credentials last.",
-    ),
-]
-TokensFileOption = Annotated[str | None, _file("--tokens-file", "Named tokens with their rights (TOML); watched.")]
-MetricsTokenOption = Annotated[str | None, _file("--metrics-token-file", "A file with a token for /metrics alone.")]
-TlsCertOption = Annotated[str | None, _file("--tls-cert", "Serve over TLS, with this certificate.")]
-TlsKeyOption = Annotated[str | None, _file("--tls-key", "The key of --tls-cert.")]
-PeerOption = Annotated[
-    int,
-    Option(
-        "--peer-connections",
-        metavar="N",
-        min=1,
-        max=512,
-        envvar="LIMPET_PEER_CONNECTIONS",
-        help="Connections without a known token from one address, such as a proxy.",
-    ),
-]
-NoDashboardOption = Annotated[bool, Option("--no-ui", help="Leave out the dashboard at /ui.")]
-LogOption = Annotated[LogForm, Option("--log", envvar="LIMPET_LOG", help="The log on stderr, in this form.")]
+@dataclass
+class ApiOptions(CompactorOptions):
+    """The options of a process that answers clients."""
+
+    port: PortOption = API_PORT
+    lease_s: Annotated[
+        float,
+        _named(
+            "--lease-s",
+            "How long the leader's lease lasts; then another process takes over.",
+            metavar="SECONDS",
+            min=1.0,
+            max=3600.0,
+        ),
+    ] = 10.0
+    tokens_file: Annotated[
+        str | None, _named("--tokens-file", "Named tokens with their rights (TOML); watched.", **PATH)
+    ] = None
+    remote_signing: Annotated[bool, _named("--remote-signing", "Sign S3 requests of clients without a key.")] = False
+    sts_role_arn: Annotated[
+        str | None,
+        _named(
+            "--sts-role-arn",
+            "Give clients credentials of this role, each for one table.",
+            metavar="ARN",
+            show_default=False,
+        ),
+    ] = None
+    sts_endpoint: Annotated[
+        str | None,
+        _named(
+            "--sts-endpoint", "The STS of that role, if it is not the store or AWS.", metavar="URL", show_default=False
+        ),
+    ] = None
+    sts_duration_s: Annotated[
+        int,
+        _named(
+            "--sts-duration-s", "How long its credentials last.", metavar="SECONDS", min=900, max=43200, hidden=True
+        ),
+    ] = 3600
+    no_ui: Annotated[bool, Option(help="Leave out the dashboard at /ui.")] = False
 
 
-def serve(
-    context: Context,
-    url: ServeUrlOption = DEFAULT_URL,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = API_PORT,
-    lease_s: LeaseOption = 10.0,
-    remote_signing: SigningOption = False,
-    sts_role_arn: StsRoleOption = None,
-    sts_endpoint: StsEndpointOption = None,
-    sts_duration_s: StsDurationOption = 3600,
-    tokens_file: TokensFileOption = None,
-    metrics_token_file: MetricsTokenOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    peer_max: PeerOption = 128,
-    no_ui: NoDashboardOption = False,
-    log: LogOption = LogForm.text,
-    json: JsonOption = False,
-) -> None:
+def serve(context: Context, options: ApiOptions) -> None:
     """Both halves in one process, unless one of them is named. (The help text is the app's.)"""
     if context.invoked_subcommand is None:
-        _serve("all", context)
+        _serve("all", options)
         return
     for option in context.command.params:  # `limpet serve --port 1 api` would not do what it says
         if is_typed(context, str(option.name)):
@@ -168,39 +152,24 @@ def serve(
 
 
 def api(
-    context: Context,
     compactor_urls: Annotated[
         list[str],
-        Option(
+        _named(
             "--compactor-url",
+            "Where `limpet serve compactor` listens. Repeatable: if one is gone, the next.",
             metavar="URL",
-            envvar="LIMPET_COMPACTOR_URL",
             show_default=False,
-            help="Where `limpet serve compactor` listens. Repeatable: if one is gone, the next.",
         ),
     ],
-    url: ServeUrlOption = DEFAULT_URL,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = API_PORT,
-    lease_s: LeaseOption = 10.0,
-    remote_signing: SigningOption = False,
-    sts_role_arn: StsRoleOption = None,
-    sts_endpoint: StsEndpointOption = None,
-    sts_duration_s: StsDurationOption = 3600,
+    options: ApiOptions,
     ca: Annotated[
         str | None,
-        _file(
-            "--ca", "Certificates of the authorities to trust for an https --compactor-url, instead of the system's."
+        _named(
+            "--ca",
+            "Certificates of the authorities to trust for an https --compactor-url, instead of the system's.",
+            **PATH,
         ),
     ] = None,
-    tokens_file: TokensFileOption = None,
-    metrics_token_file: MetricsTokenOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    peer_max: PeerOption = 128,
-    no_ui: NoDashboardOption = False,
-    log: LogOption = LogForm.text,
-    json: JsonOption = False,
 ) -> None:
     """Serve the REST protocol alone; what it decides is published by a compactor elsewhere.
 
@@ -214,21 +183,10 @@ def api(
     Exit codes: 0 stopped by a signal; 1 the store is unavailable or refuses; 2 wrong usage, or the port is taken;
       130 ended at once.
     """
-    _serve("api", context)
+    _serve("api", options, compactor_urls=compactor_urls, ca=ca)
 
 
-def compactor(
-    context: Context,
-    url: ServeUrlOption = DEFAULT_URL,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = COMPACTOR_PORT,
-    metrics_token_file: MetricsTokenOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    peer_max: PeerOption = 128,
-    log: LogOption = LogForm.text,
-    json: JsonOption = False,
-) -> None:
+def compactor(options: CompactorOptions) -> None:
     """Serve publication alone: the only process whose key may write what is published.
 
     Any number may run. Set LIMPET_RPC_SECRET (or LIMPET_RPC_SECRET_FILE) to a secret that the API must send.
@@ -242,18 +200,17 @@ def compactor(
     Exit codes: 0 stopped by a signal; 1 the store is unavailable or refuses; 2 wrong usage, or the port is taken;
       130 ended at once.
     """
-    _serve("compactor", context)
+    _serve("compactor", options)
 
 
-def _serve(kind: Kind, context: Context) -> None:
-    """Serve with the options of the command. They have the names that `serve_fleet` gives them."""
+def _serve(kind: Kind, options: CompactorOptions, **more: Any) -> None:
     demand_extra()
     from limpet.service.serve import serve_fleet
     from limpet.ui.server import ui_beside
 
-    options = dict(context.params)
-    url, json, ui = options.pop("url"), options.pop("json"), not options.pop("no_ui", True)
-    serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside if ui else None, **options)
+    given = {**vars(options), **more}
+    url, json, ui = given.pop("url"), given.pop("json"), not given.pop("no_ui", True)
+    serve_fleet(kind, url, partial(_announce, kind, json), beside=ui_beside if ui else None, **given)
 
 
 app = group(
@@ -261,9 +218,8 @@ app = group(
     api,
     compactor,
     call=serve,
-    alone=True,
     help=lines(
-        "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
+        COMMANDS["serve"][1],
         "One process does it all, on this machine, in a folder or a bucket. To let others in, give named tokens with "
         "--tokens-file, or set LIMPET_API_TOKENS (or LIMPET_API_TOKENS_FILE) to tokens that may do everything. `api` "
         "and `compactor` run the two halves apart, each with least-privilege credentials.",
@@ -309,32 +265,24 @@ def ui(
     token_file: Annotated[
         str | None,
         Option(
-            "--token-file",
-            metavar="PATH",
             envvar="LIMPET_UI_TOKEN_FILE",
-            show_default=False,
+            **PATH,
             help="A file with the token that the page asks for; read again when it changes. Or set LIMPET_UI_TOKEN.",
         ),
     ] = None,
-    read_only: Annotated[bool, Option("--read-only", help="Show everything, change nothing.")] = False,
+    read_only: Annotated[bool, Option(help="Show everything, change nothing.")] = False,
     open_browser: Annotated[bool, Option("--open", help="Open the page in the browser of this machine.")] = False,
     max_age: Annotated[
         float | None,
         Option(
-            "--max-age",
             metavar="TIME",
             parser=duration_s,
             show_default="1h",
             help=f"Warn of an older task that has not ended, {DELAY_HELP}.",
         ),
     ] = None,
-    max_failed: Annotated[
-        int | None,
-        Option("--max-failed", metavar="N", min=0, show_default="0", help="Warn of more failed tasks."),
-    ] = None,
-    max_pending: Annotated[
-        int | None, Option("--max-pending", metavar="N", min=0, help="Warn of more tasks that wait.")
-    ] = None,
+    max_failed: Annotated[int | None, Option(min=0, show_default="0", help="Warn of more failed tasks.")] = None,
+    max_pending: Annotated[int | None, Option(min=0, help="Warn of more tasks that wait.")] = None,
     no_worker: NoWorkerOption = None,
     log: LogOption = LogForm.none,
     url: UrlOption = None,

@@ -30,11 +30,10 @@ def doctor(
     ] = None,
     rounds: Annotated[int, Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
     role: Annotated[
-        str | None,
-        Option("--role", metavar="ROLE", help="Check instead that the key in use has the rights of this role."),
+        str | None, Option(metavar="ROLE", help="Check instead that the key in use has the rights of this role.")
     ] = None,
     queue: Annotated[
-        list[str] | None, Option("--queue", metavar="NAME", help="With --role: narrowed to this; repeatable.")
+        list[str] | None, Option(metavar="NAME", help="With --role: narrowed to this; repeatable.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -201,14 +200,12 @@ RoleOption = Annotated[
 
 
 def iam(
-    provider: Annotated[str, Option("--provider", metavar="aws|gcp", help="The cloud.")],
+    provider: Annotated[str, Option(metavar="aws|gcp", help="The cloud.")],
     role: RoleOption,
-    bucket: Annotated[str | None, Option("--bucket", metavar="NAME", help="The bucket, without a URL.")] = None,
-    prefix: Annotated[
-        str, Option("--prefix", metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")
-    ] = "",
+    bucket: Annotated[str | None, Option(metavar="NAME", help="The bucket, without a URL.")] = None,
+    prefix: Annotated[str, Option(metavar="PATH", show_default=False, help="Where the fleet is in --bucket.")] = "",
     queue: Annotated[
-        list[str] | None, Option("--queue", metavar="NAME", help="Only this queue (worker, pusher); repeatable.")
+        list[str] | None, Option(metavar="NAME", help="Only this queue (worker, pusher); repeatable.")
     ] = None,
     conditions: Annotated[
         bool | None,
@@ -219,12 +216,8 @@ def iam(
     ] = None,
     tenant: TenantOption = None,
     workspace: WorkspaceOption = None,
-    project: Annotated[
-        str, Option("--project", metavar="ID", help="Google Cloud: the project of the custom roles.")
-    ] = "PROJECT",
-    member: Annotated[
-        str, Option("--member", metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")
-    ] = "MEMBER",
+    project: Annotated[str, Option(metavar="ID", help="Google Cloud: the project of the custom roles.")] = "PROJECT",
+    member: Annotated[str, Option(metavar="WHO", help="Google Cloud: such as serviceAccount:NAME@....")] = "MEMBER",
     url: UrlOption = None,
 ) -> None:
     """Print a policy that grants what a role needs in a bucket, as JSON. Nothing is sent to the cloud.
@@ -280,8 +273,7 @@ SHOWN_MAX = 20
 
 
 WaitOption = Annotated[
-    float,
-    Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place."),
+    float, Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for another run to that place.")
 ]
 
 
@@ -293,7 +285,7 @@ def backup(
     data: Annotated[
         bool, Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
     ] = True,
-    check: Annotated[bool, Option("--check", help="Copy nothing: compare a backup with its record.")] = False,
+    check: Annotated[bool, Option(help="Copy nothing: compare a backup with its record.")] = False,
     wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:
@@ -330,10 +322,8 @@ def backup(
 def restore(
     source: Annotated[str, Argument(metavar="BACKUP_URL", help="A finished backup.")],
     target: Annotated[str, Argument(metavar="FLEET_URL", help="An empty place.")],
-    force: Annotated[bool, Option("--force", help="Take a backup that is unfinished or damaged as it is.")] = False,
-    keep_id: Annotated[
-        bool, Option("--keep-id", help="It goes on as the fleet that was backed up, which is gone.")
-    ] = False,
+    force: Annotated[bool, Option(help="Take a backup that is unfinished or damaged as it is.")] = False,
+    keep_id: Annotated[bool, Option(help="It goes on as the fleet that was backed up, which is gone.")] = False,
     wait: WaitOption = 0.0,
     json: JsonOption = False,
 ) -> None:

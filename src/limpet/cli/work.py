@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -44,141 +45,89 @@ class LogFormat(StrEnum):
     json = "json"
 
 
-TargetArgument = Annotated[
-    str | None,
-    Argument(
-        metavar="MODULE:ATTRIBUTE|QUEUE",
-        help="A fleet or a task, found in the current directory, such as app:fleet. With --handler: a queue's name.",
-    ),
-]
-QueueOption = Annotated[
-    list[str] | None,
-    Option(
-        "--queue",
-        "-q",
-        metavar="NAME",
-        help="Only this queue; repeatable: an earlier one always goes first. Without it, all tasks take turns.",
-    ),
-]
-HandlerOption = Annotated[
-    str | None, Option(metavar="MODULE:FUNCTION", help="The function that runs the queue's tasks.")
-]
-ProcessesOption = Annotated[
-    int,
-    Option("--processes", "-p", metavar="N", min=1, max=1000, panel=PROCESSES, help="Worker processes."),
-]
-ThreadsOption = Annotated[
-    int,
-    Option(
-        "--threads",
-        "-t",
-        metavar="N",
-        min=1,
-        max=1000,
-        panel=PROCESSES,
-        help="Tasks at once in each process.",
-    ),
-]
-BurstOption = Annotated[bool, Option("--burst", panel=PROCESSES, help="Exit when nothing can be claimed now.")]
-UntilEmptyOption = Annotated[
-    bool,
-    Option(
-        "--until-empty",
-        panel=PROCESSES,
-        help="Exit when nothing waits, except for signals.",
-    ),
-]
-MaxTasksOption = Annotated[
-    int | None,
-    Option(
-        "--max-tasks-per-child",
-        metavar="N",
-        min=1,
-        panel=PROCESSES,
-        help="Replace a process after N tasks (memory leaks).",
-    ),
-]
-GraceOption = Annotated[
-    float,
-    Option(
-        metavar="SECONDS",
-        min=0.0,
-        panel=PROCESSES,
-        help="Time for running tasks to end after SIGTERM or Ctrl-C; then they are handed back. Keep it below your "
-        "platform's: Kubernetes and ECS 30 s, docker 10 s.",
-    ),
-]
-PollOption = Annotated[
-    float | None,
-    Option(
-        "--poll-s",
-        metavar="SECONDS",
-        min=0.1,
-        panel=PROCESSES,
-        help="How often an idle process asks a bucket whether something was pushed. Default: the task's poll_s, 2.",
-    ),
-]
-ReloadOption = Annotated[
-    bool,
-    Option(
-        "--reload",
-        panel=PROCESSES,
-        help="Start the processes again when a Python file below this directory changes. For development.",
-    ),
-]
-LogOption = Annotated[
-    LogFormat, Option("--log", panel=REPORTS, help="One line for each event, on stderr, in this form.")
-]
-QuietOption = Annotated[bool, Option("--quiet", panel=REPORTS, help="Log only what went wrong.")]
-ProgressOption = Annotated[
-    bool,
-    Option(
-        "--progress",
-        panel=REPORTS,
-        help="Live counts, rate and time to go, by queue and worker. Implies --quiet.",
-    ),
-]
+@dataclass
+class WorkOptions:
+    """The options of `limpet work`, in the order of its help."""
 
-MetricsOption = Annotated[
-    str | None,
-    Option(
-        "--metrics-port",
-        metavar="[HOST:]PORT",
-        panel=REPORTS,
-        help="Serve Prometheus metrics of these processes; on this machine only, unless HOST is 0.0.0.0.",
-    ),
-]
-EventsOption = Annotated[
-    bool,
-    Option(
-        "--events",
-        panel=REPORTS,
-        help="Record every run for `limpet events` (at most 2 % more requests); or LIMPET_EVENTS=1.",
-    ),
-]
+    target: Annotated[
+        str | None,
+        Argument(
+            metavar="MODULE:ATTRIBUTE|QUEUE",
+            help="A fleet or a task, found in the current directory, such as app:fleet. With --handler: "
+            "a queue's name.",
+        ),
+    ] = None
+    queue: Annotated[
+        list[str] | None,
+        Option(
+            "-q",
+            metavar="NAME",
+            help="Only this queue; repeatable: an earlier one always goes first. Without it, all tasks take turns.",
+        ),
+    ] = None
+    handler: Annotated[
+        str | None, Option(metavar="MODULE:FUNCTION", help="The function that runs the queue's tasks.")
+    ] = None
+    url: UrlOption = None
+    processes: Annotated[int, Option("-p", min=1, max=1000, panel=PROCESSES, help="Worker processes.")] = 1
+    threads: Annotated[int, Option("-t", min=1, max=1000, panel=PROCESSES, help="Tasks at once in each process.")] = 1
+    burst: Annotated[bool, Option(panel=PROCESSES, help="Exit when nothing can be claimed now.")] = False
+    until_empty: Annotated[bool, Option(panel=PROCESSES, help="Exit when nothing waits, except for signals.")] = False
+    max_tasks: Annotated[
+        int | None,
+        Option("--max-tasks-per-child", min=1, panel=PROCESSES, help="Replace a process after N tasks (memory leaks)."),
+    ] = None
+    grace: Annotated[
+        float,
+        Option(
+            metavar="SECONDS",
+            min=0.0,
+            panel=PROCESSES,
+            help="Time for running tasks to end after SIGTERM or Ctrl-C; then they are handed back. Keep it below your "
+            "platform's: Kubernetes and ECS 30 s, docker 10 s.",
+        ),
+    ] = 25.0
+    poll_s: Annotated[
+        float | None,
+        Option(
+            metavar="SECONDS",
+            min=0.1,
+            panel=PROCESSES,
+            help="How often an idle process asks a bucket whether something was pushed. Default: the task's poll_s, 2.",
+        ),
+    ] = None
+    log: Annotated[LogFormat, Option(panel=REPORTS, help="One line for each event, on stderr, in this form.")] = (
+        LogFormat.text
+    )
+    quiet: Annotated[bool, Option(panel=REPORTS, help="Log only what went wrong.")] = False
+    progress: Annotated[
+        bool, Option(panel=REPORTS, help="Live counts, rate and time to go, by queue and worker. Implies --quiet.")
+    ] = False
+    events: Annotated[
+        bool,
+        Option(
+            panel=REPORTS, help="Record every run for `limpet events` (at most 2 % more requests); or LIMPET_EVENTS=1."
+        ),
+    ] = False
+    metrics_port: Annotated[
+        str | None,
+        Option(
+            metavar="[HOST:]PORT",
+            panel=REPORTS,
+            help="Serve Prometheus metrics of these processes; on this machine only, unless HOST is 0.0.0.0.",
+        ),
+    ] = None
+    reload: Annotated[
+        bool,
+        Option(
+            panel=PROCESSES,
+            help="Start the processes again when a Python file below this directory changes. For development.",
+        ),
+    ] = False
+    json: JsonOption = False
 
 
-def work(
-    context: Context,
-    target: TargetArgument = None,
-    queue: QueueOption = None,
-    handler: HandlerOption = None,
-    url: UrlOption = None,
-    processes: ProcessesOption = 1,
-    threads: ThreadsOption = 1,
-    burst: BurstOption = False,
-    until_empty: UntilEmptyOption = False,
-    max_tasks: MaxTasksOption = None,
-    grace: GraceOption = 25.0,
-    poll_s: PollOption = None,
-    log: LogOption = LogFormat.text,
-    quiet: QuietOption = False,
-    progress: ProgressOption = False,
-    events: EventsOption = False,
-    metrics_port: MetricsOption = None,
-    reload: ReloadOption = False,
-    json: JsonOption = False,
-) -> None:
+def work(context: Context, options: WorkOptions) -> None:
     """Run tasks: claim what waits in a queue, call its function, record the result.
 
     Any number of machines may do this at once. A task is retried when its function raises, and given up after
@@ -199,42 +148,35 @@ def work(
     Exit codes: 0 stopped by a signal, or nothing left (--burst, --until-empty), even if tasks failed; 1 the store
       failed, or a worker had to be killed; 2 wrong usage, or the module cannot be used: then nothing was claimed.
     """
+    metrics, quiet = options.metrics_port is not None, options.quiet or options.progress
     order = WorkerOrder(
-        target=target,
-        handler=handler,
-        url=url,
-        queues=queue or [],
-        threads=threads,
-        burst=burst or until_empty,
-        max_tasks=max_tasks,
-        grace_s=grace,
-        routine=metrics_port is not None or progress or not quiet,
-        count=progress,
-        events=events,
-        until_empty=until_empty,
-        log_json=log is LogFormat.json,
-        poll_s=poll_s,
-        requests=metrics_port is not None,
+        target=options.target,
+        handler=options.handler,
+        url=options.url,
+        queues=options.queue or [],
+        threads=options.threads,
+        burst=options.burst or options.until_empty,
+        max_tasks=options.max_tasks,
+        grace_s=options.grace,
+        routine=metrics or options.progress or not quiet,
+        count=options.progress,
+        events=options.events,
+        until_empty=options.until_empty,
+        log_json=options.log is LogFormat.json,
+        poll_s=options.poll_s,
+        requests=metrics,
         url_is_typed=is_typed(context, "url"),
     )
-    with _watching(reload) as reload_fd:
-        _run(order, processes, metrics_port, reload_fd, quiet=quiet or progress, json=json)
+    with _watching(options.reload) as reload_fd:
+        _run(order, options, reload_fd, quiet=quiet)
 
 
-def _run(
-    order: WorkerOrder,
-    processes: int,
-    metrics_port: str | None,
-    reload_fd: int | None,
-    *,
-    quiet: bool,
-    json: bool,
-) -> None:
+def _run(order: WorkerOrder, options: WorkOptions, reload_fd: int | None, *, quiet: bool) -> None:
     from limpet.kernel.runtime import system
     from limpet.worker.pool import ProcessPool
 
     runtime = system()
-    with _measuring(metrics_port, order.url) as measure:
+    with _measuring(options.metrics_port, order.url) as measure:
         log = Log(runtime, as_json=order.log_json, progress=order.count, routine=not quiet)
 
         def hear(message: Message) -> None:
@@ -242,8 +184,10 @@ def _run(
             measure(message, counts)
             log.hear(message, counts)
 
-        printed = log.printed if log.live else None
-        pool = ProcessPool(order, processes, runtime, hear, quiet_stdout=json, printed=printed, reload_fd=reload_fd)
+        printed, stdout = log.printed if log.live else None, options.json
+        pool = ProcessPool(
+            order, options.processes, runtime, hear, quiet_stdout=stdout, printed=printed, reload_fd=reload_fd
+        )
         began_s = runtime.elapsed_s()
         try:
             pool.run()
@@ -251,10 +195,8 @@ def _run(
             log.close()
     seconds = runtime.elapsed_s() - began_s
     counts = log.totals(pool.counts())
-    if json:
-        facts = {
-            name: getattr(counts, name) for name in ("done", "failed", "retried", "suspended", "lost", "handed_back")
-        }
+    if options.json:
+        facts = {name: getattr(counts, name) for name in ENDINGS}
         print_json({**facts, "seconds": round(seconds, 3), "restarts": pool.restarts})
     elif not order.log_json:
         log.line(f"{in_words(counts)} in {ago(seconds)}")
@@ -311,6 +253,8 @@ DRAW_EVERY_S = 0.1
 PROGRESS_ROWS = 8
 ENDS: frozenset[EventKind] = frozenset(("done", "failed", "retry", "suspended", "lost", "handed_back"))
 """The events that end a run of a task."""
+ENDINGS = ("done", "failed", "retried", "suspended", "lost", "handed_back")
+"""The counts of those, in `TaskCounts`."""
 
 
 def text_line(event: WorkerEvent) -> str:
@@ -372,23 +316,8 @@ def progress_line(counts: TaskCounts, left: int | None) -> str:
     return f"{said} · {left:,} left{eta}"
 
 
-@dataclass(slots=True)
-class _RunCounts:
-    """How tasks of a queue, or in a worker process, ended."""
-
-    done: int = 0
-    failed: int = 0
-    retried: int = 0
-    suspended: int = 0
-    lost: int = 0
-    handed_back: int = 0
-    seconds: float = 0.0
-
-    def hear(self, event: WorkerEvent) -> None:
-        """Count an event that ends a run; the runs of a durable task between its waits belong to its time."""
-        name = "retried" if event.kind == "retry" else event.kind
-        setattr(self, name, getattr(self, name) + event.tasks)
-        self.seconds += event.seconds or 0.0
+_RunCounts = Counter[str]
+"""How many tasks ended in which way (`ENDINGS`), and the `seconds` that their runs took."""
 
 
 class ProgressTable:
@@ -412,13 +341,15 @@ class ProgressTable:
             self._running[event.worker] = (event.queue, event.id, self._runtime.elapsed_s())
             return
         self._running.pop(event.worker, None)
+        ending = "retried" if event.kind == "retry" else event.kind
         for counts, name in ((self._queues, event.queue), (self._workers, _process_of(event.worker))):
-            counts.setdefault(name, _RunCounts()).hear(event)
+            runs = counts.setdefault(name, Counter())
+            runs[ending] += event.tasks
+            runs["seconds"] += event.seconds or 0.0  # a durable task's time is that of its runs between waits
 
     def totals(self, counts: TaskCounts) -> TaskCounts:
         """The counts that processes reported, as this table has them: those reports come later than the events."""
-        names = ("done", "failed", "retried", "suspended", "lost", "handed_back")
-        summed = {name: sum(getattr(one, name) for one in self._queues.values()) for name in names}
+        summed = {name: sum(runs[name] for runs in self._queues.values()) for name in ENDINGS}
         return msgspec.structs.replace(counts, **summed, in_flight=len(self._running))
 
     def rendered(self, summary: str) -> Group:
@@ -444,19 +375,20 @@ class ProgressTable:
         listed = table(title, *figures, "longest now", right=figures)
         nothing, now_s = _RunCounts(), self._runtime.elapsed_s()
         names = sorted(
-            {*counts, *running}, key=lambda name: (-len(running.get(name, ())), -counts.get(name, nothing).done, name)
+            {*counts, *running},
+            key=lambda name: (-len(running.get(name, ())), -counts.get(name, nothing)["done"], name),
         )
         for name in names[:PROGRESS_ROWS]:
-            one, runs = counts.get(name, nothing), running.get(name, [])
-            ended = one.done + one.failed + one.retried
+            ways, runs = counts.get(name, nothing), running.get(name, [])
+            ended = ways["done"] + ways["failed"] + ways["retried"]
             since_s, id_ = min(runs, default=(now_s, ""))
             listed.add_row(
                 Text(printable(name)),
                 Text(str(len(runs))),
-                Text(f"{one.done:,}"),
-                Text(f"{one.failed:,}", style="red" if one.failed else ""),
-                Text(f"{one.retried:,}"),
-                Text(f"{one.seconds / ended:.3f} s" if ended else "-"),
+                Text(f"{ways['done']:,}"),
+                Text(f"{ways['failed']:,}", style="red" if ways["failed"] else ""),
+                Text(f"{ways['retried']:,}"),
+                Text(f"{ways['seconds'] / ended:.3f} s" if ended else "-"),
                 Text(printable(f"{id_} {ago(now_s - since_s)}") if runs else ""),
             )
         if len(names) > PROGRESS_ROWS:
@@ -542,56 +474,43 @@ class Log:
 # ---- limpet supervise ----
 
 
-LocalOption = Annotated[
-    Path, Option("--local", metavar="DIR", help="The node's own fleet: a directory on this machine.")
-]
-RemoteOption = Annotated[
-    str, Option("--remote", metavar="URL", envvar="LIMPET_REMOTE", help="The bucket that all nodes share.")
-]
-UpOption = Annotated[float, Option("--up", metavar="SECONDS", min=1.0, help="How often to send what was done here.")]
-DownOption = Annotated[
-    float, Option("--down", metavar="SECONDS", min=1.0, help="How often to apply what the others did.")
-]
-NodeOption = Annotated[
-    str | None,
-    Option(
-        metavar="NAME", show_default="made at the first start, then kept", help="The name of this node in the bucket."
-    ),
-]
-PulledOption = Annotated[
-    list[str] | None,
-    Option("--queue", "-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
-]
-ReceiptsOption = Annotated[
-    float | None,
-    Option(
-        "--receipts",
-        metavar="AGE",
-        parser=kept_s,
-        show_default="30d",
-        help="How long the supervisor keeps receipts when it sweeps: a time like 60d, or forever. As the workers do.",
-    ),
-]
-RehomeOption = Annotated[
-    bool, Option("--rehome", help="Join the fleet at --remote, though this node belongs to another one.")
-]
-CreateOption = Annotated[bool, Option("--create", help="Set up a new fleet at --remote if there is none.")]
-OnceOption = Annotated[bool, Option("--once", help="One cycle in both directions, then exit.")]
+@dataclass
+class SuperviseOptions:
+    """The options of `limpet supervise`, in the order of its help."""
+
+    local: Annotated[Path, Option(metavar="DIR", help="The node's own fleet: a directory on this machine.")]
+    remote: Annotated[str, Option(metavar="URL", envvar="LIMPET_REMOTE", help="The bucket that all nodes share.")]
+    up: Annotated[float, Option(metavar="SECONDS", min=1.0, help="How often to send what was done here.")] = 300.0
+    down: Annotated[float, Option(metavar="SECONDS", min=1.0, help="How often to apply what the others did.")] = 3600.0
+    node: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            show_default="made at the first start, then kept",
+            help="The name of this node in the bucket.",
+        ),
+    ] = None
+    queue: Annotated[
+        list[str] | None,
+        Option("-q", metavar="NAME", show_default="all", help="Pull only this queue. May be repeated."),
+    ] = None
+    receipts: Annotated[
+        float | None,
+        Option(
+            metavar="AGE",
+            parser=kept_s,
+            show_default="30d",
+            help="How long the supervisor keeps receipts when it sweeps: a time like 60d, or forever. As the "
+            "workers do.",
+        ),
+    ] = None
+    once: Annotated[bool, Option(help="One cycle in both directions, then exit.")] = False
+    create: Annotated[bool, Option(help="Set up a new fleet at --remote if there is none.")] = False
+    rehome: Annotated[bool, Option(help="Join the fleet at --remote, though this node belongs to another one.")] = False
+    json: JsonOption = False
 
 
-def supervise(
-    local: LocalOption,
-    remote: RemoteOption,
-    up: UpOption = 300.0,
-    down: DownOption = 3600.0,
-    node: NodeOption = None,
-    queue: PulledOption = None,
-    receipts: ReceiptsOption = None,
-    once: OnceOption = False,
-    create: CreateOption = False,
-    rehome: RehomeOption = False,
-    json: JsonOption = False,
-) -> None:
+def supervise(options: SuperviseOptions) -> None:
     """Let this machine work offline on its own directory, and sync that with the bucket at intervals.
 
     Everything that is pushed or done on a node reaches the bucket and every other node; a completion is never undone.
@@ -621,29 +540,29 @@ def supervise(
     from limpet.queue.sync import Cycle, Supervisor
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
 
-    runtime = system()
+    once, receipts = options.once, options.receipts
 
     def write(event: SyncEvent) -> None:
         if once or not isinstance(event, Cycle) or not event.quiet:
-            print_dated(*_shown(event), json=json)
+            print_dated(*_shown(event), json=options.json)
 
     with SignalPipe.catching((*STOP_SIGNALS, signal.SIGUSR1)) as signals:
         stop = SignalFlag(signals)
-        here = open_node(local, remote)
-        there = open_shared(remote, stop, write, once=once, create=create)
+        here = open_node(options.local, options.remote)
+        there = open_shared(options.remote, stop, write, once=once, create=options.create)
         if there is None:
             return
         supervisor = Supervisor(
             here.store,
             there.store,
-            runtime,
-            node=node,
-            queues=queue,
-            up_s=up,
-            down_s=down,
+            system(),
+            node=options.node,
+            queues=options.queue,
+            up_s=options.up,
+            down_s=options.down,
             policy=Policy() if receipts is None else Policy(retention_s=receipts),
             home=partial(home_of, there),
-            rehome=rehome,
+            rehome=options.rehome,
         )
         stop.on_usr1 = supervisor.ask
         if once:

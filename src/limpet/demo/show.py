@@ -44,11 +44,10 @@ LOOK = (
 
 def demo(
     url: Annotated[
-        str | None,
-        Option("--url", "-u", help="Use this store, under a new prefix, instead of a temporary folder."),
+        str | None, Option("-u", help="Use this store, under a new prefix, instead of a temporary folder.")
     ] = None,
-    tasks: Annotated[int, Option("--tasks", min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
-    keep: Annotated[bool, Option("--keep", help="Keep the temporary folder, to look at it.")] = False,
+    tasks: Annotated[int, Option(min=TASKS_MIN, max=100_000, help="How many tasks.")] = TASKS,
+    keep: Annotated[bool, Option(help="Keep the temporary folder, to look at it.")] = False,
 ) -> None:
     """Watch four workers survive kill -9 and a long sleep, in half a minute. Nothing to set up.
 

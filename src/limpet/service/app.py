@@ -252,13 +252,7 @@ class HttpApp:
         return admission.caller == caller
 
     async def _send_stream(
-        self,
-        send: Send,
-        receive: Receive,
-        admission: Admission,
-        sent: Headers,
-        response: Response,
-        stream: EventStream,
+        self, send: Send, receive: Receive, admission: Admission, sent: Headers, response: Response, stream: EventStream
     ) -> None:
         """Send the parts of a stream until it ends, its client goes, or its token is revoked or has other rights.
 

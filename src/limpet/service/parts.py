@@ -84,10 +84,7 @@ class ServiceContext:
         """Batches that the API has written: a compactor in the same process need not read them."""
         self.registry = CollectorRegistry()
         self._turns = Counter(
-            "limpet_loop_turns_total",
-            "Runs of the background loops.",
-            ("loop", "outcome"),
-            registry=self.registry,
+            "limpet_loop_turns_total", "Runs of the background loops.", ("loop", "outcome"), registry=self.registry
         )
 
     def store(self, role: str) -> Store:

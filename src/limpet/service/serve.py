@@ -139,11 +139,7 @@ def serve_fleet(
 
 
 def _tokens(
-    kind: Kind,
-    tokens_file: str | None,
-    metrics_token_file: str | None,
-    runtime: Runtime,
-    warn: Callable[[str], None],
+    kind: Kind, tokens_file: str | None, metrics_token_file: str | None, runtime: Runtime, warn: Callable[[str], None]
 ) -> tuple[Tokens, Tokens]:
     """The tokens of the service, and those for its metrics: the same, and one for metrics only."""
     if kind == "compactor":

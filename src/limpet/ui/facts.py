@@ -217,11 +217,7 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
             shown[name] = json_text(found[name])
     shown["traceback"] = cut(found.get("traceback"), TEXT_CHARS_MAX)
     shown["errors"] = [
-        {
-            **each,
-            "error": cut(each["error"], TEXT_CHARS_MAX),
-            "traceback": cut(each["traceback"], TEXT_CHARS_MAX),
-        }
+        {**each, "error": cut(each["error"], TEXT_CHARS_MAX), "traceback": cut(each["traceback"], TEXT_CHARS_MAX)}
         for each in found.get("errors", ())
     ]
     steps = found.get("steps", ())
