@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -316,7 +316,7 @@ def progress_line(counts: TaskCounts, left: int | None) -> str:
     return f"{said} · {left:,} left{eta}"
 
 
-_RunCounts = Counter[str]
+_RunCounts = defaultdict[str, Any]
 """How many tasks ended in which way (`ENDINGS`), and the `seconds` that their runs took."""
 
 
@@ -343,7 +343,7 @@ class ProgressTable:
         self._running.pop(event.worker, None)
         ending = "retried" if event.kind == "retry" else event.kind
         for counts, name in ((self._queues, event.queue), (self._workers, _process_of(event.worker))):
-            runs = counts.setdefault(name, Counter())
+            runs = counts.setdefault(name, _RunCounts(int))
             runs[ending] += event.tasks
             runs["seconds"] += event.seconds or 0.0  # a durable task's time is that of its runs between waits
 
@@ -373,7 +373,7 @@ class ProgressTable:
 
         figures = ("running", "done", "failed", "retried", "mean")
         listed = table(title, *figures, "longest now", right=figures)
-        nothing, now_s = _RunCounts(), self._runtime.elapsed_s()
+        nothing, now_s = _RunCounts(int), self._runtime.elapsed_s()
         names = sorted(
             {*counts, *running},
             key=lambda name: (-len(running.get(name, ())), -counts.get(name, nothing)["done"], name),
