@@ -12,6 +12,7 @@ from limpet.cli.parse import Option, group, lines
 from limpet.events import OUTCOMES
 from limpet.kernel import records
 from limpet.kernel.errors import Unavailable
+from limpet.kernel.waiting import ticks
 
 if TYPE_CHECKING:
     from limpet.events import Event
@@ -87,8 +88,7 @@ def tail(
     followed = EventTail(fleet.store, fleet.runtime, wanted)
     followed.look()
     say(f"runs from now on, looked for every {EVERY_S:.0f} s; Ctrl-C ends it", err=True)
-    while True:
-        fleet.runtime.sleep(EVERY_S)
+    for _ in ticks(fleet.runtime.flag(), EVERY_S):
         try:
             found = followed.look()
         except Unavailable as error:

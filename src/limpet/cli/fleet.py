@@ -297,6 +297,7 @@ def metrics(
     """
     from limpet.app.metrics import FleetMetrics, ScrapePlace, serving, write_textfile
     from limpet.kernel.runtime import system
+    from limpet.kernel.waiting import ticks
 
     if (serve is None) is (textfile is None):
         raise Invalid("say --serve PORT or --textfile FILE", hint="one of the two")
@@ -309,8 +310,8 @@ def metrics(
     assert address is not None
     with serving(found.registry(), address) as taken:
         say(f"metrics on {taken}", err=True)
-        while True:
-            system().sleep(DAY_S)
+        for _ in ticks(system().flag(), DAY_S):
+            pass
 
 
 # ---- limpet top ----

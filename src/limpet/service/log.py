@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 from limpet.kernel import records
-from limpet.kernel.runtime import Runtime, ThreadHandle
+from limpet.kernel.runtime import BackgroundJob, Runtime
 
 USER_INFO_MAX = 2048
 _USER_INFO = re.compile(rf"//[^/?#\s'\"]{{1,{USER_INFO_MAX}}}@")
@@ -43,13 +43,12 @@ class ServiceLog:
         self._lines: deque[str] = deque()
         self._dropped = 0
         self._rare: dict[str, tuple[int, int]] = {}
-        self._wake = runtime.flag()
-        self._stopped = runtime.flag()
-        self._thread: ThreadHandle | None = None
+        self._job: BackgroundJob | None = None
 
     def start(self) -> None:
         """Start the thread that writes the lines."""
-        self._thread = self._runtime.spawn(self._run, name="limpet-log")
+        self._job = BackgroundJob("log", self._flush, IDLE_S, self._runtime)
+        self._job.start()
 
     def event(self, kind: str, **fields: Any) -> None:
         """Log an event. Fields that are None or empty are omitted."""
@@ -95,22 +94,15 @@ class ServiceLog:
 
     def _add(self, line: str) -> None:
         with self._mutex:
-            if self._thread is not None and len(self._lines) < LINES_MAX:
+            job = self._job
+            if job is not None and len(self._lines) < LINES_MAX:
                 self._lines.append(line)
-                line = ""
-            elif self._thread is not None:
+            elif job is not None:
                 self._dropped += 1
-                line = ""
-        if line:
+        if job is None:
             self._write(line + "\n")
         else:
-            self._wake.set()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set() or self._lines:
-            self._wake.wait(IDLE_S)
-            self._wake = self._runtime.flag()
-            self._flush()
+            job.wake()
 
     def _flush(self) -> None:
         with self._mutex:
@@ -130,16 +122,13 @@ class ServiceLog:
 
     def stop(self) -> None:
         """Write the remaining lines. The thread ends too, unless the reader of the log blocks it."""
-        self._stopped.set()
-        self._wake.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.stop()
             self._flush()
 
 
 class _LibraryLog(logging.Handler):
-    """Sends warnings and errors of a library to the service's log, with the traceback of an exception."""
-
     def __init__(self, log: ServiceLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log

@@ -28,6 +28,7 @@ from limpet.kernel.keys import FLEET, join
 from limpet.kernel.records import Name
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.credentials import Place, boto3_session, check_endpoint, locate
+from limpet.kernel.waiting import backoff_s
 from limpet.service.decide import (
     BODY_BYTES_MAX,
     HEADER_CHARACTERS_MAX,
@@ -50,8 +51,8 @@ STREAMED = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 REGION_DEFAULT = "us-east-1"
 STS_S = 10.0
 STS_BYTES_MAX = 64 << 10
-STS_PAUSE_S = 1.0
-"""After a failure the STS is left alone for so long: its clients are answered 503 at once."""
+STS_REST_S = 1.0
+"""The pause after a failure of the STS, which grows with each; meanwhile its clients are answered 503 at once."""
 STS_CALLS_MAX = 16
 CREDENTIALS_MAX = 10_000
 LIFE_S = 3600
@@ -229,7 +230,9 @@ class CredentialSource:
         self._mutex = runtime.mutex()
         self._calls = [runtime.mutex() for _ in range(STS_CALLS_MAX)]
         self._cache: OrderedDict[str, tuple[ShortLivedKeys, float]] = OrderedDict()
-        self._failed: tuple[float, str] = (float("-inf"), "")
+        self._failures = 0
+        self._rests: tuple[float, str] = (float("-inf"), "")
+        """Until when the STS is left alone, and why."""
 
     def issue(self, folders: Sequence[str], *, may_write: bool) -> ShortLivedKeys:
         """A credential for the folders of a table, below the warehouse; at least half of its life is left.
@@ -283,15 +286,18 @@ class CredentialSource:
             return found[0]
 
     def _new(self, policy: str) -> ShortLivedKeys:
-        failed_s, why = self._failed
+        until_s, why = self._rests
         began_s = self._runtime.elapsed_s()
-        if began_s - failed_s < STS_PAUSE_S:
+        if began_s < until_s:
             raise Unavailable(why, hint="try again in a moment")
         try:
             issued = self._sts.assume(policy)
         except Unavailable as error:
-            self._failed = (self._runtime.elapsed_s(), str(error))
+            self._failures += 1
+            rest_s = backoff_s(self._runtime, self._failures, STS_REST_S)
+            self._rests = (self._runtime.elapsed_s() + rest_s, str(error))
             raise
+        self._failures = 0
         life_s = min(self._sts.life_s, (issued.expires_at - self._runtime.wall()).total_seconds())
         with self._mutex:
             self._cache[policy] = (issued, began_s + life_s / 2)

@@ -10,11 +10,11 @@ from contextlib import suppress
 from functools import partial
 
 from limpet.kernel.errors import Invalid
+from limpet.kernel.waiting import BACKOFF_S
 from limpet.service.protocol import LINGER_S, Connection, ConnectionLimiter, LimitedProtocol, peer_of
 
 HANDSHAKE_S = 10.0
 ACCEPT_MAX = 64
-ACCEPT_AGAIN_S = 0.5
 
 
 class TlsAcceptor:
@@ -52,7 +52,7 @@ class TlsAcceptor:
                 return
             except OSError:  # out of file descriptors: try again later
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
+                self._loop.call_later(BACKOFF_S, self._listen)
                 return
             accepted.setblocking(False)
             connection = self._limiter.add(peer_of(address), self._loop.time(), partial(_hang_up, accepted))
@@ -90,9 +90,6 @@ class TlsAcceptor:
 def _hang_up(accepted: socket.socket) -> None:
     with suppress(OSError):  # closed by the client
         accepted.shutdown(socket.SHUT_RDWR)
-
-
-# ---- the process ----
 
 
 def tls_context(cert: str, key: str) -> ssl.SSLContext:

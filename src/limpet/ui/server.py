@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Denied, Invalid, Unavailable
 from limpet.kernel.keys import FLEET
 from limpet.kernel.runtime import Flag, system
+from limpet.kernel.waiting import ticks
 from limpet.service.app import Route
 from limpet.service.log import Form, ServiceLog
 from limpet.service.parts import ServiceContext, ServicePart
@@ -159,12 +161,11 @@ class OverviewFeed:
             for listener in listeners:
                 if is_new or not listener.was_told:
                     listener.tell(data)
-            until_s = self._runtime.elapsed_s() + max(0.05, self._watch.wait_s())
-            while not self._wake.is_set() and self._runtime.elapsed_s() < until_s and self._heard():
-                self._wake.wait(min(WAKE_S, max(0.01, until_s - self._runtime.elapsed_s())))
-
-    def _heard(self) -> bool:
-        return bool(self._listeners) and not self._ending.is_set()
+            pause_s = max(0.05, self._watch.wait_s())
+            until_s = self._runtime.elapsed_s() + pause_s
+            for _ in ticks(self._wake, min(WAKE_S, pause_s)):
+                if self._runtime.elapsed_s() >= until_s or not self._listeners or self._ending.is_set():
+                    break
 
     def _facts(self, found: FleetOverview) -> dict[str, Any]:
         with self._telling:
@@ -190,15 +191,14 @@ class OverviewStream:
         self._news.set()
 
     def next(self) -> bytes | None:
-        for _ in range(int(HEARTBEAT_S / WAKE_S)):
-            if self._closed or self._feed.is_ending:
+        for _ in islice(ticks(self._news, WAKE_S), int(HEARTBEAT_S / WAKE_S)):
+            if self._feed.is_ending:
                 return None
-            if self._news.wait(WAKE_S):
-                self._news = self._new_flag()
-                data, self._data = self._data, None
-                if data is not None:
-                    return b"event: overview\ndata: " + data + b"\n\n"
-        return b": still here\n\n"
+        if self._closed or self._feed.is_ending:
+            return None
+        self._news = self._new_flag()
+        data, self._data = self._data, None
+        return b": still here\n\n" if data is None else b"event: overview\ndata: " + data + b"\n\n"
 
     def close(self) -> None:
         self._closed = True
