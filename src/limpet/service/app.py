@@ -101,9 +101,8 @@ class Routes:
             if route is not None:
                 return route, tuple(map(_decoded, match.groups()))
             takes = ", ".join(sorted(methods))
-            raise Rejected(
-                405, "MethodNotAllowedException", f"this route takes {takes}", headers=[(b"allow", takes.encode())]
-            )
+            allow = (b"allow", takes.encode())
+            raise Rejected(405, "MethodNotAllowedException", f"this route takes {takes}", headers=[allow])
         raise Rejected(404, "NotFoundException", "there is no such route", hint="GET /v1/config lists the routes")
 
 

@@ -203,12 +203,11 @@ class RemoteCompactorPart(ServicePart):
         trouble = self._rpc.check()
         return {"compactor": self._rpc.url, **({"compactor_trouble": trouble} if trouble else {})}
 
-    def give_up(self) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._rpc.close()
         self._folding.close()
+
+    give_up = stop
 
 
 class ApiPart(ServicePart):

@@ -100,8 +100,11 @@ def _in_path(request: Request) -> list[list[str]]:
 
 
 def _in_query(request: Request) -> list[list[str]]:
-    parent = request.query().get("parent")
-    return [parent.split(SEPARATOR) if parent else []]
+    return [_parent_of(request.query())]
+
+
+def _parent_of(query: Mapping[str, str]) -> list[str]:
+    return query["parent"].split(SEPARATOR) if query.get("parent") else []
 
 
 def _in_body(request: Request) -> list[list[str]]:
@@ -167,9 +170,11 @@ class Rest:
 
     def _table(self, read: Callable[..., Route], write: Callable[..., Route]) -> list[Route]:
         """The routes of the protocol. One without `touched` requires rights in every namespace."""
+        has_table = partial(_exists, self._catalog.has_table, NoSuchTable, "Table")
+        has_view = partial(_exists, self._catalog.has_view, NoSuchView, "View")
         return [
             read("GET", _TABLE, self.table),
-            read("HEAD", _TABLE, self.has_table),
+            read("HEAD", _TABLE, has_table),
             write("POST", _TABLE, self.commit_table),
             write("DELETE", _TABLE, self.drop_table),
             read("GET", _NS, self.namespace, sight=True),
@@ -183,7 +188,7 @@ class Rest:
             read("POST", f"{_TABLE}/metrics", self.report_metrics),  # it changes nothing
             read("POST", f"{_TABLE}/plan", self.plan_scan),
             read("GET", f"{_TABLE}/plan/{{plan_id}}", self.plan_result),
-            read("DELETE", f"{_TABLE}/plan/{{plan_id}}", self.cancel_plan),
+            read("DELETE", f"{_TABLE}/plan/{{plan_id}}", has_table),  # no plan is ever running,
             read("POST", f"{_TABLE}/tasks", self.scan_tasks),
             write("POST", f"{_TABLE}/unregister", self.unregister_table),
             # no namespaces: the metadata file may belong to a dropped table of any of them
@@ -193,7 +198,7 @@ class Rest:
             read("GET", f"{_NS}/views", partial(_listed, self._catalog.views)),
             write("POST", f"{_NS}/views", self.create_view),
             read("GET", _VIEW, self.view),
-            read("HEAD", _VIEW, self.has_view),
+            read("HEAD", _VIEW, has_view),
             write("POST", _VIEW, self.replace_view),
             write("DELETE", _VIEW, self.drop_view),
             write("POST", f"{_NS}/register-view", self.register_view, touched=None),
@@ -205,7 +210,7 @@ class Rest:
     def namespaces(self, request: Request) -> Response:
         """List the namespaces in another one (`parent`), or the top-level ones."""
         query = request.query()
-        parent = tuple(query["parent"].split(SEPARATOR)) if query.get("parent") else ()
+        parent = tuple(_parent_of(query))
         after, limit = _page_of(query)
         page = self._catalog.namespaces(parent, after, limit if request.caller.prefixes is None else None)
         if request.caller.prefixes is not None:  # a page, and the token of the next one, name only what it sees
@@ -239,14 +244,13 @@ class Rest:
         """Set and remove properties. 422 if a property is in both."""
         body = request.struct(_PropertiesBody)
         removals, updates = body.removals or [], body.updates or {}
-        both = [name for name in removals if name in updates]
-        if both:
-            raise Rejected(
-                422, "UnprocessableEntityException", f"the property {both[0]!r} is to be both set and removed"
-            )
-        return json_response(
-            self._catalog.update_properties(_namespace_of(request), removals, updates, **_sender(request))
-        )
+        for name in removals:
+            if name in updates:
+                raise Rejected(
+                    422, "UnprocessableEntityException", f"the property {name!r} is to be both set and removed"
+                )
+        done = self._catalog.update_properties(_namespace_of(request), removals, updates, **_sender(request))
+        return json_response(done)
 
     # ---- tables ----
 
@@ -269,13 +273,6 @@ class Rest:
             found = LoadedTable(found.metadata_location, _only_refs(found.metadata), found.config, f"{found.etag}-refs")
         return self._delegated(request, *_identifier_of(request), found)
 
-    def has_table(self, request: Request) -> Response:
-        """204 if it exists."""
-        namespace, name = _identifier_of(request)
-        if not self._catalog.has_table(namespace, name):
-            raise NoSuchTable(f"Table does not exist: {shown(tuple(namespace), name)}")
-        return _NO_CONTENT
-
     def commit_table(self, request: Request) -> Response:
         """Commit updates, or create a staged table."""
         fields = request.fields()
@@ -292,11 +289,9 @@ class Rest:
 
     def register_table(self, request: Request) -> Response:
         """Register a table by the location of its metadata."""
-        body = request.struct(_RegisterBody)
-        namespace, sender = _namespace_of(request), _sender(request)
-        made = self._catalog.register_table(
-            namespace, body.name, body.metadata_location, overwrite=body.overwrite, **sender
-        )
+        body, namespace = request.struct(_RegisterBody), _namespace_of(request)
+        where = namespace, body.name, body.metadata_location
+        made = self._catalog.register_table(*where, overwrite=body.overwrite, **_sender(request))
         return self._delegated(request, namespace, body.name, made)
 
     def unregister_table(self, request: Request) -> Response:
@@ -317,10 +312,6 @@ class Rest:
     def plan_result(self, request: Request) -> Response:
         """The same plan again: its id has the request."""
         return self._planned(self._catalog.plan_scan, request, request.names[2], (404, "NoSuchPlanIdException"))
-
-    def cancel_plan(self, request: Request) -> Response:
-        """204: no plan is ever running."""
-        return self.has_table(request)
 
     def scan_tasks(self, request: Request) -> Response:
         """The files of one task of a plan."""
@@ -417,11 +408,8 @@ class Rest:
             return
         inside = f"{self._catalog.warehouse.url}/"
         for text in places:
-            if (
-                isinstance(text, str)
-                and text.startswith(inside)
-                and not _MINTED_FOLDER.search(text.removeprefix(inside))
-            ):
+            is_inside = isinstance(text, str) and text.startswith(inside)
+            if is_inside and not _MINTED_FOLDER.search(text.removeprefix(inside)):
                 raise Denied(
                     f"the token {request.caller.name!r} is for some namespaces and cannot choose a folder",
                     hint="leave the location out",
@@ -447,13 +435,6 @@ class Rest:
         body = request.struct(_RegisterBody)
         where = _namespace_of(request), body.name, body.metadata_location
         return _loaded(self._catalog.register_view(*where, **_sender(request)))
-
-    def has_view(self, request: Request) -> Response:
-        """204 if it exists."""
-        namespace, name = _identifier_of(request)
-        if not self._catalog.has_view(namespace, name):
-            raise NoSuchView(f"View does not exist: {shown(tuple(namespace), name)}")
-        return _NO_CONTENT
 
     def replace_view(self, request: Request) -> Response:
         """Commit updates to a view."""
@@ -506,19 +487,12 @@ def _identifier_of(request: Request) -> tuple[list[str], str]:
     return _namespace_of(request), request.names[1]
 
 
-def _id_of(request: Request) -> str | None:
-    """The client's Idempotency-Key.   Raises: Invalid unless it is a UUID."""
-    key = request.header(KEY_HEADER)
-    if key is None:
-        return None
-    if not _UUID.fullmatch(key.lower()):
-        raise Invalid("the Idempotency-Key is not a UUID", hint="send a UUIDv7 in its 36 characters")
-    return key.lower()
-
-
 def _sender(request: Request) -> Sender:
-    """The idempotency key of a request, and the name of its sender."""
-    return {"id_": _id_of(request), "actor": request.caller.name}
+    """The Idempotency-Key of a request, and the name of its sender.   Raises: Invalid for a key that is not a UUID."""
+    key = request.header(KEY_HEADER)
+    if key is not None and not _UUID.fullmatch(key := key.lower()):
+        raise Invalid("the Idempotency-Key is not a UUID", hint="send a UUIDv7 in its 36 characters")
+    return {"id_": key, "actor": request.caller.name}
 
 
 def _choice(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
@@ -557,8 +531,7 @@ def _token_of(after: str) -> str:
 
 def _etag_known(request: Request, suffix: str = "") -> str | None:
     """The version that the client has, for the kind of response that it requests; None if it has none."""
-    sent = request.header(b"if-none-match") or ""
-    for part in sent.split(","):
+    for part in (request.header(b"if-none-match") or "").split(","):
         tag = part.strip().removeprefix("W/").strip('"')
         if tag and tag.endswith(suffix):
             return tag.removesuffix(suffix) if suffix else tag
@@ -576,9 +549,16 @@ def _listed(names_in: Callable[..., NamesPage], request: Request) -> Response:
     """List the tables, or the views, in a namespace."""
     namespace = _namespace_of(request)
     page = names_in(namespace, *_page_of(request.query()))
-    return json_response(
-        {"identifiers": [{"namespace": namespace, "name": name} for name in page.names], **_next(page)}
-    )
+    found = [{"namespace": namespace, "name": name} for name in page.names]
+    return json_response({"identifiers": found, **_next(page)})
+
+
+def _exists(has: Callable[[list[str], str], bool], missing: type[Missing], kind: str, request: Request) -> Response:
+    """204 if it exists."""
+    namespace, name = _identifier_of(request)
+    if not has(namespace, name):
+        raise missing(f"{kind} does not exist: {shown(tuple(namespace), name)}")
+    return _NO_CONTENT
 
 
 def _renamed(rename: Callable[..., None], request: Request) -> Response:

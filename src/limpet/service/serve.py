@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -275,7 +275,7 @@ def _serve(
         backlog=BACKLOG,
     )
     server: Any = uvicorn.Server(config)
-    server.capture_signals = _nothing  # uvicorn would raise the signal again, and the exit code would not be 0
+    server.capture_signals = nullcontext  # uvicorn would raise the signal again, and the exit code would not be 0
     if tls is not None:
         _accept_tls(server, app, limiter, tls, listener)
     ended = runtime.flag()
@@ -325,8 +325,3 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

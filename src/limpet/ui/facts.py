@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from limpet.app.fleet import Fleet, demand_queue, inspection
-from limpet.app.health import BrokenLimit
 from limpet.app.history import DepthHistory, FinishRate, FleetHistory
 from limpet.app.indexes import demand_index
 from limpet.app.overview import CappedStore, FleetOverview
@@ -86,8 +85,10 @@ def overview_facts(
         "indexes": [_index_facts(each) for each in found.indexes],
         "indexes_more": found.indexes_more,
         "catalog": None if found.catalog is None else asdict(found.catalog),
-        "workers": _workers_facts(found.workers),
-        "alerts": [_alert_facts(each) for each in found.alerts],
+        "workers": None
+        if found.workers is None
+        else {"workers": [asdict(each) for each in found.workers.workers], "more": found.workers.more},
+        "alerts": [asdict(each) for each in found.alerts],
         "limits": asdict(found.limits),
         "bill": None if found.bill is None else {**asdict(found.bill), "prices_of": AS_OF},
         "trouble": {part: cut(error) for part, error in found.trouble.items()},
@@ -115,16 +116,6 @@ def _index_facts(each: Any) -> dict[str, Any]:
     return {**facts, "trouble": cut(each.trouble)}
 
 
-def _workers_facts(found: Any) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"workers": [asdict(each) for each in found.workers], "more": bool(getattr(found, "more", False))}
-
-
-def _alert_facts(each: BrokenLimit) -> dict[str, Any]:
-    return {"queue": each.queue, "rule": each.rule, "limit": each.limit, "value": each.value, "bound": each.bound}
-
-
 # ---- a queue ----
 
 
@@ -137,13 +128,18 @@ def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
     """
     if name not in fleet.queues():
         demand_queue(fleet, fleet.queue(name))
-    reader = _capped_reader(fleet, name)
+    inspection(fleet, name, "list its tasks")  # of a folder of a directory with more than 999 objects any 1,000
+    reader = Inspection(Storage(CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name), fleet.runtime))
     pending = [*islice(reader.entries("pending"), ENTRIES_SHOWN + 1)]
     scheduled = [*islice(reader.entries("scheduled"), ENTRIES_SHOWN + 1)]
-    failed, unreadable = _some_failed(reader)
+    unreadable: list[str] = []
+    ended = reader.entries("failed", lambda error: unreadable.append(cut(error)))
+    failed = [*islice((row for row in ended if row["state"] == "failed"), FAILED_READ)]
     return {
         "queue": name,
-        "pending": [_entry_facts(each) for each in pending[:ENTRIES_SHOWN]],
+        "pending": [
+            {**row, "error": cut(row.get("error")), "reason": cut(row.get("reason"))} for row in pending[:ENTRIES_SHOWN]
+        ],
         "pending_more": len(pending) > ENTRIES_SHOWN,
         "scheduled": scheduled[:ENTRIES_SHOWN],
         "scheduled_more": len(scheduled) > ENTRIES_SHOWN,
@@ -153,24 +149,6 @@ def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
         "unreadable": len(unreadable),
         "unreadable_error": unreadable[0] if unreadable else "",
     }
-
-
-def _capped_reader(fleet: Fleet, name: str) -> Inspection:
-    """The reading side of a queue. Of a folder of a directory with more than 999 objects it lists any 1,000."""
-    inspection(fleet, name, "list its tasks")
-    return Inspection(Storage(CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name), fleet.runtime))
-
-
-def _some_failed(reader: Inspection) -> tuple[list[dict[str, Any]], list[str]]:
-    """Up to 200 tasks that failed, and the errors of the receipts before them that cannot be read."""
-    unreadable: list[str] = []
-    rows = reader.entries("failed", lambda error: unreadable.append(cut(error)))
-    found = [*islice((row for row in rows if row["state"] == "failed"), FAILED_READ)]
-    return found, unreadable
-
-
-def _entry_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "error": cut(row.get("error")), "reason": cut(row.get("reason"))}
 
 
 def _groups(failed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -184,12 +162,7 @@ def _groups(failed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "count": sum(row["tasks"] for row in rows),
             "last_at": max(row["finished_at"] for row in rows),
             "tasks": [
-                {
-                    "id": row["id"],
-                    "error": cut(row["error"]),
-                    "finished_at": row["finished_at"],
-                    "worker": row["worker"],
-                }
+                {**{name: row[name] for name in ("id", "finished_at", "worker")}, "error": cut(row["error"])}
                 for row in rows[:GROUP_IDS]
             ],
             "more": len(rows) > GROUP_IDS,
@@ -241,14 +214,10 @@ def retry_group(fleet: Fleet, queue: str, kind: str) -> list[str]:
     handle = fleet.queue(queue, create=False)
     reader = inspection(fleet, queue, "list its tasks")
     rows = reader.entries("failed", lambda error: None)
-    ids = [row["id"] for row in rows if row["state"] == "failed" and _is_of(row, kind)]
+    ids = [row["id"] for row in rows if row["state"] == "failed" and kind_of(row["error"] or "") == kind]
     if not ids:
         raise Missing("no failed task has this error any more")
     return [new for id_ in ids for new in handle.retry(id_)]
-
-
-def _is_of(row: Mapping[str, Any], kind: str) -> bool:
-    return kind_of(row["error"] or "") == kind
 
 
 # ---- an index ----

@@ -132,17 +132,15 @@ class OverviewFeed:
 
     def _run(self) -> None:
         """Watch until there are no listeners. After an error the pages reconnect, and a new thread starts."""
-        left_in_order = False
         try:
             self._watch_on()
-            left_in_order = True
-        finally:
-            if not left_in_order:
-                with self._mutex:
-                    self._running = False
-                    left = [*self._listeners]
-                for listener in left:
-                    listener.close()
+        except BaseException:
+            with self._mutex:
+                self._running = False
+                left = [*self._listeners]
+            for listener in left:
+                listener.close()
+            raise
 
     def _watch_on(self) -> None:
         sent: FleetOverview | None = None
@@ -246,14 +244,11 @@ def demand_own_page(request: Request) -> None:
     A browser says where a request comes from. A port of this machine is another origin of the same site, so "same-site"
     is not enough. A program says nothing, and is asked for the token only.
     """
-    said = request.header(b"sec-fetch-site")
-    own = said in (None, "same-origin") or (said == "none" and request.method in ("GET", "HEAD"))
-    origin, host = request.header(b"origin"), request.header(b"host")
-    if own and said is None and origin is not None:
-        own = urlsplit(origin).netloc == host
-    if own and request.method == "POST" and request.header(GUARD_HEADER) is None:
-        own = False
-    if not own:
+    said, origin = request.header(b"sec-fetch-site"), request.header(b"origin")
+    is_own = said in (None, "same-origin") or (said == "none" and request.method in ("GET", "HEAD"))
+    if said is None and origin is not None:
+        is_own = urlsplit(origin).netloc == request.header(b"host")
+    if not is_own or (request.method == "POST" and request.header(GUARD_HEADER) is None):
         raise Rejected(403, "ForbiddenException", "only the dashboard's own page may ask this")
 
 
@@ -303,9 +298,8 @@ class UiPart(ServicePart):
 
     def routes(self) -> list[Route]:
         pages = [Route("GET", path, partial(_file, name), None, quick=True) for path, name in _files().items()]
-        root = [Route("GET", "/", _to_ui, None, quick=True)] if self._root else []
-        slash = [Route("GET", "/ui/", _to_ui, None, quick=True)]
-        return [*self._readings(), *self._actions(), *pages, *slash, *root]
+        to_ui = [Route("GET", path, _to_ui, None, quick=True) for path in ("/ui/", *(("/",) if self._root else ()))]
+        return [*self._readings(), *self._actions(), *pages, *to_ui]
 
     def _readings(self) -> list[Route]:
         fleet = self._fleet
