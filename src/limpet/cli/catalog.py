@@ -283,9 +283,11 @@ def undrop(
     Exit codes: 0 restored; 1 no such table was dropped, it was purged, the name is taken, or another process leads; 2
       wrong usage.
     """
+    from limpet.service.client import ServiceWriter
+
     namespace, name = identifier(table, separator)
     if service is not None:
-        location = _ask(service, namespace, name)
+        location = ServiceWriter(service).undrop(namespace, name)
     else:
         location = _lead_and_undrop(fleet_of(url), namespace, name, wait)
     facts = {"namespace": namespace, "name": name, "metadata_location": location}
@@ -300,15 +302,6 @@ def _lead_and_undrop(fleet: Fleet, namespace: list[str], name: str, wait_s: floa
             return str(catalog.undrop(namespace, name).metadata_location)
     except NotLeader as error:
         raise NotLeader(str(error), hint="ask it: --service http://HOST:PORT; or --wait until it is gone") from None
-
-
-def _ask(service: str, namespace: list[str], name: str) -> str:
-    """Have a running service do it.   Raises: the kind of error that it met."""
-    from limpet.service.client import API_TOKENS, post, secrets_of
-
-    tokens = secrets_of(API_TOKENS)
-    answer = post(service, "/limpet/undrop", {"namespace": namespace, "name": name}, tokens[0] if tokens else None)
-    return str(answer.get("metadata-location"))
 
 
 def import_(
@@ -415,8 +408,7 @@ def ls(url: CatalogUrlOption = None, json: JsonOption = False) -> None:
     from limpet.events.quarantine import quarantined
 
     fleet = fleet_of(url, read_only=True)
-    executions = _executions(fleet)
-    found = [*quarantined(fleet.store, executions.keys)]
+    found = [*quarantined(fleet.store, _executions(fleet).keys)]
     if json:
         print_json(found)
         return

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -186,12 +186,11 @@ def limit_message(broken: BrokenLimit) -> str:
     if broken.value is None:
         unknown = "who works on a queue" if broken.rule == "no-worker" else "how old a task is"
         return f"{broken.queue}: --{broken.rule} cannot be checked: SQS does not report {unknown}"
+    limit = f"--{broken.rule} is {ago(broken.limit)}"
     if broken.rule == "no-worker":
-        said = f"no worker, and a task has been due for {ago(broken.value)}"
-        return f"{broken.queue}: {said}; --{broken.rule} is {ago(broken.limit)}"
+        return f"{broken.queue}: no worker, and a task has been due for {ago(broken.value)}; {limit}"
     if broken.rule == "max-age":
-        said = f"the oldest task was pushed {ago(broken.value)} ago"
-        return f"{broken.queue}: {said}, and --max-age is {ago(broken.limit)}"
+        return f"{broken.queue}: the oldest task was pushed {ago(broken.value)} ago, and {limit}"
     bound = "" if broken.bound == "exact" else f"{broken.bound} "
     count = f"{bound}{many(int(broken.value), 'task')} {broken.rule.removeprefix('max-')}"
     return f"{broken.queue}: {count}, and --{broken.rule} is {int(broken.limit):,}"
@@ -363,10 +362,10 @@ def top(once: Annotated[bool, Option(help="Print one reading, and exit.")] = Fal
 
 
 @contextmanager
-def _quit_key() -> Iterator[_KeyReader]:
+def _quit_key() -> Iterator[Callable[[float], bool]]:
     """What waits so many seconds for a `q`, and says whether one came; without a keyboard it only waits."""
     if not sys.stdin.isatty():
-        yield _KeyReader(None)
+        yield lambda timeout_s: bool(select.select([], [], [], timeout_s)[0])
         return
     import termios
     import tty
@@ -375,21 +374,14 @@ def _quit_key() -> Iterator[_KeyReader]:
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
     try:
-        yield _KeyReader(keyboard)
+        yield (
+            lambda timeout_s: (
+                bool(select.select([keyboard], [], [], timeout_s)[0])
+                and os.read(keyboard, 100)[:1] in (b"q", b"Q", b"")
+            )
+        )
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-class _KeyReader:
-    """Waits for a key."""
-
-    def __init__(self, keyboard: int | None) -> None:
-        self._keyboard = keyboard
-
-    def __call__(self, timeout_s: float) -> bool:
-        watched = [] if self._keyboard is None else [self._keyboard]
-        ready, _, _ = select.select(watched, [], [], timeout_s)
-        return bool(ready) and self._keyboard is not None and os.read(self._keyboard, 100)[:1] in (b"q", b"Q", b"")
 
 
 def parts_of(overview: FleetOverview, *, rows: int, width: int) -> list[RenderableType]:

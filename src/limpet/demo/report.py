@@ -166,18 +166,18 @@ class DemoScreen:
 # ---- the report ----
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DemoHistory:
-    """What the demo observed. `takeovers`: seconds by batch; `fenced`: the task whose late write was refused; `fan_id`:
+    """What the demo observes. `takeovers`: seconds by batch; `fenced`: the task whose late write was refused; `fan_id`:
     the durable task, and `fan_taken_s`: how long it took until others had what a killed worker held."""
 
-    ids: Sequence[str]
-    takeovers: Mapping[int, float]
-    refused: int
-    fenced: int
-    merged: int
-    fan_id: str
-    fan_taken_s: float | None
+    ids: list[str] = field(default_factory=list)
+    takeovers: dict[int, float] = field(default_factory=dict)
+    refused: int = 0
+    fenced: int = 0
+    merged: int = 0
+    fan_id: str = ""
+    fan_taken_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +231,11 @@ def read_results(fleet: Fleet, ids: Sequence[str]) -> list[Result]:
 
 def count_tasks(results: Sequence[Result], runs: Mapping[int, int]) -> DemoCounts:
     """Compare the outcome of each task, in the order of their numbers, with the right one. Pure."""
+    owed = ((result, expected(n)) for n, result in enumerate(results))
     wrong = sum(
-        1
-        for n, result in enumerate(results)
-        if (result.state == "completed" and (expected(n) is None or result.value != expected(n)))
-        or (result.state == "failed" and expected(n) is not None)
+        (result.state == "completed" and (right is None or result.value != right))
+        or (result.state == "failed" and right is not None)
+        for result, right in owed
     )
     states = Counter(result.state for result in results)
     again = [n for n, times in runs.items() if times > 1]
@@ -390,13 +390,8 @@ def prices(
     screen.fact("price", f"${mine:.5f} for tasks, ${dollars(index, 's3'):.5f} for the index, on S3 ({AS_OF})")
     screen.fact("", f"${dollars(read_back, 's3'):.5f} to read everything back")
     single, tens = sqs(total, 1).dollars, sqs(total, SQS_BATCH).dollars
-    cheaper = (
-        "Limpet is cheaper"
-        if mine < tens
-        else "SQS is cheaper"
-        if mine > single
-        else "SQS is cheaper with batches of ten"
-    )
+    cheaper = "SQS is cheaper" if mine > single else "SQS is cheaper with batches of ten"
+    cheaper = "Limpet is cheaper" if mine < tens else cheaper
     screen.fact("on SQS", f"the same tasks: ${single:.5f}, in batches of ten ${tens:.5f}; {cheaper}")
 
 

@@ -121,16 +121,11 @@ class DemoRun:
         self.state = DemoState(tasks)
         self.screen = DemoScreen(console(), self.state)
         self._notes = notes
-        self._ids: list[str] = []
+        self._seen = DemoHistory()
         self._struck_at_s: dict[str, float] = {}
         """By task, when the worker that ran it was killed or stopped."""
-        self._takeovers: dict[int, float] = {}
-        self._refused = 0
-        self._fenced = 0
         self._stopped = 0
         """The process that is stopped, or 0."""
-        self._fan_id = ""
-        self._fan_taken_s: float | None = None
         self._interrupted = self._trouble = False
         self._folding = False
         self._fold_at = FOLD_EVERY
@@ -158,8 +153,8 @@ class DemoRun:
             f"Push {self.state.total:,} tasks, {BATCH} in an object. A few will fail, and some are retried."
         )
         with self._fleet.meter.measure() as cost:
-            self._ids = [*self._fleet.queue(QUEUE).push_many(map(payload, range(self.state.total)), batch=BATCH)]
-        self.screen.note(f"{len(self._ids):,} tasks pushed with {cost.total()} requests")
+            self._seen.ids = [*self._fleet.queue(QUEUE).push_many(map(payload, range(self.state.total)), batch=BATCH)]
+        self.screen.note(f"{len(self._seen.ids):,} tasks pushed with {cost.total()} requests")
         shards = 16 ** self._index_fleet.index(INDEX, DemoResult, key=KEY).manifest.depth
         spent = self._index_fleet.meter.snapshot().total()
         self.screen.note(f"an index for their results: {shards} empty shards, created with {spent} requests")
@@ -207,14 +202,14 @@ class DemoRun:
         if not self._folding:
             self._push_fold()
         yield from self._kill_one_that_folds()
-        yield from self._until(lambda _: len(self._takeovers) == len(self._struck_at_s))
+        yield from self._until(lambda _: len(self._seen.takeovers) == len(self._struck_at_s))
         self.screen.step(f"Worker {self._stopped} continues with its old lease, and writes.")
-        pid, self._fenced = self._stopped, self._ids.index(stopped.id)
+        pid, self._seen.fenced = self._stopped, self._seen.ids.index(stopped.id)
         self._resume()
         late = yield from self._until(
             lambda event: _pid(event) == pid and event.id == stopped.id and event.kind in ("lost", "retry", "done")
         )
-        self._refused += late.kind != "done" and "too old" in late.note
+        self._seen.refused += late.kind != "done" and "too old" in late.note
         self.screen.note(f"worker {pid} is [bold red]refused[/bold red]: {clean(late.note)}")
         yield from self._until(lambda _: False)
 
@@ -234,7 +229,7 @@ class DemoRun:
     def _fan_out(self) -> None:
         """A durable task: it pushes others and waits for them, while one of their workers is killed."""
         self.screen.step(f"A durable task pushes {FANNED} others, and waits for them without a worker.")
-        self._fan_id = limpet.open(self.place).queue(REPORTS, durable=True).push({"n": FANNED}).id
+        self._seen.fan_id = limpet.open(self.place).queue(REPORTS, durable=True).push({"n": FANNED}).id
         self._work(FAN_WORKERS, self._strike_fan())
 
     def _strike_fan(self) -> Script:
@@ -250,9 +245,9 @@ class DemoRun:
         self._kill(slow, f"while it held {BATCH} of them")
         struck_at_s = self.screen.since_start_s()
         taken = yield from self._until(lambda event: event.kind == "progress" and event.id == slow.id)
-        self._fan_taken_s = self.screen.since_start_s() - struck_at_s
+        self._seen.fan_taken_s = self.screen.since_start_s() - struck_at_s
         who = f"worker {_pid(taken)} [green]took over[/green]"
-        self.screen.note(f"{who} with {clean(taken.note)}, after {self._fan_taken_s:.1f} s")
+        self.screen.note(f"{who} with {clean(taken.note)}, after {self._seen.fan_taken_s:.1f} s")
         done = yield from self._until(lambda event: event.kind == "done" and event.queue == REPORTS)
         self.screen.note(f"all of them have ended: worker {_pid(done)} went on with the durable task, and it is done")
         yield from self._until(lambda _: False)
@@ -297,7 +292,7 @@ class DemoRun:
                 process.state = "compiles the index" if folds else f"works on batch {self._batch(event.id)}"
             case "progress" if event.id in self._struck_at_s:
                 batch, after_s = self._batch(event.id), self.screen.since_start_s() - self._struck_at_s[event.id]
-                self._takeovers[batch] = after_s
+                self._seen.takeovers[batch] = after_s
                 who = f"worker {process.pid} [green]took over[/green]"
                 self.screen.note(f"{who} batch {batch} with {event.note}, after {after_s:.1f} s")
             case "done" | "failed" if event.queue == QUEUE:
@@ -316,10 +311,10 @@ class DemoRun:
     def _begins_slow_task(self, event: WorkerEvent) -> bool:
         if event.queue != QUEUE or event.kind != "started" or event.attempt > 1:
             return False
-        return payload(self._ids.index(event.id)).get("kind") == "slow"
+        return payload(self._seen.ids.index(event.id)).get("kind") == "slow"
 
     def _batch(self, id_: str) -> int:
-        return self._ids.index(id_) // BATCH + 1
+        return self._seen.ids.index(id_) // BATCH + 1
 
     def _kill(self, event: WorkerEvent, meanwhile: str) -> None:
         pid = _pid(event)
@@ -346,10 +341,10 @@ class DemoRun:
     def _report(self) -> bool:
         """Compare what was pushed with what the store has, read through a new fleet that may only read."""
         self.screen.step("The tasks are done. The rest of their records is compiled.")
-        merged, table = 0, None
+        table = None
         with self._noting_trouble():
-            merged = self._index_fleet.index(INDEX).compile(full=True).objects
-            self.screen.note(f"{merged:,} objects merged")
+            self._seen.merged = self._index_fleet.index(INDEX).compile(full=True).objects
+            self.screen.note(f"{self._seen.merged:,} objects merged")
         fleet = limpet.open(self.place, read_only=True)
         self.screen.step("Query the index with SQL: which worker has computed how many results?")
         answer = ask(self.screen, fleet)
@@ -357,10 +352,7 @@ class DemoRun:
             table = publish(self.screen, limpet.open(self.place), stays=self._stays)
         self.screen.step("Read everything back, and compare it with what was pushed.")
         notes = read_notes(self._notes)
-        seen = DemoHistory(
-            self._ids, self._takeovers, self._refused, self._fenced, merged, self._fan_id, self._fan_taken_s
-        )
-        passed = report(self.screen, fleet, seen, notes, answer, table)
+        passed = report(self.screen, fleet, self._seen, notes, answer, table)
         prices(
             self.screen,
             self.state.total,

@@ -83,6 +83,11 @@ class ServiceWriter:
         body = {"name": name, "metadata-location": metadata_location}
         post(self._url, f"/v1/namespaces/{where}/{route}", body, self._token)
 
+    def undrop(self, namespace: Sequence[str], name: str) -> str:
+        """Put back what was dropped last under that name; where its metadata is."""
+        body = {"namespace": [*namespace], "name": name}
+        return str(post(self._url, "/limpet/undrop", body, self._token).get("metadata-location"))
+
     def commit_table(self, namespace: Sequence[str], name: str, request: Mapping[str, Any]) -> str:
         where = quote("\x1f".join(namespace), safe="")
         path = f"/v1/namespaces/{where}/tables/{quote(name, safe='')}"
