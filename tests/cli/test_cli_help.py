@@ -19,20 +19,15 @@ GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lo
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
-def test_help_has_an_example(here: Here, command: tuple[str, ...]) -> None:
-    done = here(*command, "--help")
-    assert (done.code, done.err) == (0, "")
-    assert "Example" in done.out
-    assert f"$ limpet {' '.join(command)}".rstrip() in done.out
-    assert ("Exit codes: " in done.out) is (command not in GROUPS)
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
-def test_help_is_short_and_shows_flags_as_flags(
+def test_help_is_short_has_an_example_and_shows_flags_as_flags(
     here: Here, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    said = here(*command, "--help").out
+    code, said, err = here(*command, "--help")
+    assert (code, err) == (0, "")
+    assert "Example" in said
+    assert f"$ limpet {' '.join(command)}".rstrip() in said
+    assert ("Exit codes: " in said) is (command not in GROUPS)
     assert "<bool>" not in said
     assert len(said.splitlines()) <= LINES_MAX, said
     [help_] = [line for line in said.splitlines() if "--help" in line]
@@ -66,12 +61,6 @@ def test_help_names_what_is_inside(here: Here, group: tuple[str, ...]) -> None:
     for command in COMMANDS:
         if command[:-1] == group and command:
             assert f" {command[-1]} " in said
-
-
-@pytest.mark.parametrize("command", [("work",), ("queue", "ls"), ("index", "import")], ids=" ".join)
-def test_no_type_stands_beside_a_flag(here: Here, command: tuple[str, ...]) -> None:
-    flags = [line for line in here(*command, "--help").out.splitlines() if "<bool>" in line]
-    assert [line.split()[1] for line in flags] in ([], ["--help"]), "a flag takes no value"
 
 
 def test_version(here: Here) -> None:

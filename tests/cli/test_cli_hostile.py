@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,23 @@ def _lock(name: str) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder whose `fleet` everybody copies, and the ids of its tasks."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with chdir(folder):
+        return folder, _make()
+
+
 @pytest.fixture
-def hostile() -> dict[str, str]:
+def hostile(made: tuple[Path, dict[str, str]]) -> dict[str, str]:
     """A fleet in which everything that can be chosen by others is `EVIL`; ids of its tasks."""
+    folder, ids = made
+    shutil.copytree(folder / "fleet", "fleet", copy_function=shutil.copy)  # leases are as if renewed now
+    return ids
+
+
+def _make() -> dict[str, str]:
     fleet = limpet.open("fleet", durability="os")
     _edit(_lock("one"), label=EVIL, name=EVIL)
     queue = fleet.queue("jobs", max_attempts=1)

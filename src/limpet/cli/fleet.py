@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
-from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, QueuesOption, UrlOption, duration_s, one_url
+from limpet.cli.options import JsonOption, LimitOptions, QueuesOption, UrlOption, one_url
 from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel.errors import Invalid
 
@@ -129,20 +129,7 @@ def _print_locks(held: Sequence[LockState], *, more: bool) -> None:
         show(f"[dim]There are more locks; the first {LOCKS_MAX:,} were read.[/dim]")
 
 
-def check(
-    max_age: Annotated[
-        float | None,
-        Option(
-            metavar="TIME", parser=duration_s, help=f"How old the oldest task that has not ended may be, {DELAY_HELP}."
-        ),
-    ] = None,
-    max_failed: Annotated[int | None, Option(min=0, help="How many tasks may have failed.")] = None,
-    max_pending: Annotated[int | None, Option(min=0, help="How many tasks may wait.")] = None,
-    no_worker: NoWorkerOption = None,
-    queue: QueuesOption = None,
-    url: UrlOption = None,
-    json: JsonOption = False,
-) -> None:
+def check(rules: LimitOptions, queue: QueuesOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Check rules on every queue: one line for each that is violated, and exit code 1. Changes nothing.
 
     Without a --max rule it checks what the dashboard warns of: --max-age 1h --max-failed 0. --no-worker 5m is checked
@@ -163,10 +150,10 @@ def check(
 
     fleet = limpet.open(url, read_only=True).check()
     limits = default_limits(fleet.url)
-    if (max_age, max_failed, max_pending) != (None, None, None):
-        limits = Limits(max_age, max_failed, max_pending, limits.no_worker_s)
-    if no_worker is not None:
-        limits = replace(limits, no_worker_s=no_worker)
+    if (rules.max_age, rules.max_failed, rules.max_pending) != (None, None, None):
+        limits = Limits(rules.max_age, rules.max_failed, rules.max_pending, limits.no_worker_s)
+    if rules.no_worker is not None:
+        limits = replace(limits, no_worker_s=rules.no_worker)
     found, broken = broken_limits(fleet, limits, queue)
     if json:
         facts = ("queue", "rule", "limit", "value")

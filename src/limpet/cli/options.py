@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Annotated
 
 from limpet.cli import EXIT_FAILED
@@ -50,16 +51,27 @@ def duration_or_off_s(text: str) -> float:
     return float("inf") if text == "off" else duration_s(text)
 
 
-NoWorkerOption = Annotated[
-    float | None,
-    Option(
-        "--no-worker",
-        metavar="TIME",
-        parser=duration_or_off_s,
-        show_default="5m",
-        help="How long a task may be due in a queue without a living worker; `off` allows it.",
-    ),
-]
+@dataclass
+class LimitOptions:
+    """The rules of `limpet check`, which are those of the dashboard's warnings, too."""
+
+    max_age: Annotated[
+        float | None,
+        Option(
+            metavar="TIME", parser=duration_s, help=f"How old the oldest task that has not ended may be, {DELAY_HELP}."
+        ),
+    ] = None
+    max_failed: Annotated[int | None, Option(min=0, help="How many tasks may have failed.")] = None
+    max_pending: Annotated[int | None, Option(min=0, help="How many tasks may wait.")] = None
+    no_worker: Annotated[
+        float | None,
+        Option(
+            metavar="TIME",
+            parser=duration_or_off_s,
+            show_default="5m",
+            help="How long a task may be due in a queue without a living worker; `off` allows it.",
+        ),
+    ] = None
 
 
 def kept_s(text: str) -> float:

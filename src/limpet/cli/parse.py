@@ -15,7 +15,6 @@ import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from inspect import Parameter, cleandoc, signature
@@ -300,7 +299,7 @@ def _bound(function: Callable[..., Any]) -> tuple[list[click.Parameter], Callabl
     for name in [*defaults]:
         if hints[name] is Context:
             contexts.append(name)
-        elif is_dataclass(hints[name]):
+        elif hasattr(hints[name], "__dataclass_fields__"):  # the help of `limpet` itself needs no `dataclasses`
             inner_hints, inner = _declared(hints[name])
             bundles[name] = [*inner]
             parameters += [_parameter(each, inner_hints[each], inner[each]) for each in inner]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from limpet.cli import COMMANDS, print_json, say
 from limpet.cli.catalog import URL_VARIABLES, demand_extra
-from limpet.cli.options import DELAY_HELP, JsonOption, NoWorkerOption, UrlOption, duration_s, is_typed, one_url
+from limpet.cli.options import JsonOption, LimitOptions, UrlOption, is_typed, one_url
 from limpet.cli.parse import Argument, BadParameter, Context, Option, group, lines
 
 if TYPE_CHECKING:
@@ -259,6 +259,7 @@ UI_PORT = 8180
 
 def ui(
     context: Context,
+    warnings: LimitOptions,
     where: Annotated[str | None, Argument(metavar="[URL]", help="The fleet; or use --url.")] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = UI_PORT,
@@ -272,18 +273,6 @@ def ui(
     ] = None,
     read_only: Annotated[bool, Option(help="Show everything, change nothing.")] = False,
     open_browser: Annotated[bool, Option("--open", help="Open the page in the browser of this machine.")] = False,
-    max_age: Annotated[
-        float | None,
-        Option(
-            metavar="TIME",
-            parser=duration_s,
-            show_default="1h",
-            help=f"Warn of an older task that has not ended, {DELAY_HELP}.",
-        ),
-    ] = None,
-    max_failed: Annotated[int | None, Option(min=0, show_default="0", help="Warn of more failed tasks.")] = None,
-    max_pending: Annotated[int | None, Option(min=0, help="Warn of more tasks that wait.")] = None,
-    no_worker: NoWorkerOption = None,
     log: LogOption = LogForm.none,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -291,8 +280,8 @@ def ui(
     """Serve the dashboard: queues, workers, indexes, the catalog, locks and what it all costs, live in a browser.
 
     Without a token it answers this machine only, and every user of it. A page that is left open costs at most 200
-    requests an hour on an idle fleet. `limpet serve` has the same dashboard at /ui. Warnings follow the rules of
-    `limpet check`.
+    requests an hour on an idle fleet. `limpet serve` has the same dashboard at /ui. It warns by the rules of
+    `limpet check`; those that are not given are --max-age 1h, --max-failed 0 and --no-worker 5m.
 
     Example: show a fleet in the browser, without buttons that change it
     $ limpet ui s3://acme/prod --open
@@ -311,8 +300,8 @@ def ui(
     from limpet.ui.server import serve_ui
 
     fleet_url = url_or_default(one_url(context, where, url))
-    rules = {"age_s": max_age, "failed": max_failed, "pending": max_pending, "no_worker_s": no_worker}
-    given: dict[str, Any] = {name: value for name, value in rules.items() if value is not None}
+    rules = zip(("age_s", "failed", "pending", "no_worker_s"), vars(warnings).values(), strict=True)
+    given: dict[str, Any] = {name: value for name, value in rules if value is not None}
     serve_ui(
         fleet_url,
         partial(_announce_ui, open_browser, read_only, json),
