@@ -67,18 +67,6 @@ def test_version(here: Here) -> None:
     assert here("--version").out == f"limpet {limpet.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("frobnicate",), ("lock", "ls", "--frob"), ("lock", "show"), ("upgrade", "a", "b")]
-)
-def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
-    done = here(*arguments)
-    assert (done.code, done.out) == (2, "")
-    line, hint = done.err.splitlines()
-    assert line.startswith("limpet: ")
-    assert hint.startswith("hint: usage: limpet ")
-    assert hint.endswith(" --help` says more")
-
-
 def test_python_m_limpet_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "limpet", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == subprocess.run(limpet_command("--version"), capture_output=True, text=True).stdout

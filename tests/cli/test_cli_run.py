@@ -91,25 +91,6 @@ def test_a_file_that_cannot_run_is_126() -> None:
     assert done.stderr.startswith("limpet: cannot run ./broken: ")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("x", "-u", "fleet"),
-        ("x", "-u", "fleet", "--ttl", "0.5", "--", "true"),
-        ("x", "-u", "fleet", "--wait", "nan", "--", "true"),
-        ("x", "-u", "fleet", "--wait", "-1", "--", "true"),
-        ("x", "-u", "fleet", "--stall", "never", "--", "true"),
-        ("", "-u", "fleet", "--", "true"),
-        ("x", "-u", "ftp://host/x", "--", "true"),
-        ("x", "--", "true"),
-    ],
-)
-def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
-    done = here("lock", "run", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err
-
-
 def test_held_is_75_and_nothing_runs(here: Here) -> None:
     with limpet.open("fleet").lock("x").hold(wait_s=0):
         done = here("lock", "run", "x", "-u", "fleet", "--", "touch", "ran")

@@ -429,14 +429,6 @@ def test_a_module_that_kills_the_process_does_not_make_a_loop() -> None:
     assert hint.startswith("hint: import it by hand")
 
 
-@pytest.mark.parametrize("arguments", [("app:fleet", "-p", "0"), ("app:fleet", "--grace", "-1"), ("a", "b")])
-def test_wrong_usage_is_2(here: Here, arguments: tuple[str, ...]) -> None:
-    done = here("work", *arguments)
-    assert (done.code, done.out) == (2, "")
-    _, hint = done.err.splitlines()
-    assert hint.startswith("hint: usage: limpet work ")
-
-
 def test_a_typed_url_of_another_fleet_is_refused(here: Here) -> None:
     """The module opens ./fleet by name, so that --url would be ignored, and the tasks of ./fleet run."""
     limpet.open("./fleet").queue("bulk").push({"n": 1})

@@ -35,6 +35,7 @@ def test_wrong_input_is_one_line_and_a_hint(here: Here, case: str) -> None:
     assert mistake["hint"] in second
     assert "Traceback" not in done.err
     assert sorted(Path("fleet").rglob("*.json*")) == before
+    assert sorted(map(str, Path().iterdir())) == ["bad.jsonl", "fleet", "utf16.jsonl"]
 
 
 @pytest.mark.parametrize("command", [("status",), ("queue", "ls"), ("queue", "ls", "--json"), ("top", "--once")])

@@ -264,8 +264,9 @@ def signal(
 
     with _hinting(Invalid, f"a text is in double quotes: '\"{value}\"'"):
         told = parse_json(value, what="the value")
+    handle = _handle(url, queue)
     with _hinting(Missing, f"`limpet queue ls {queue}` shows what waits"):
-        first = _handle(url, queue).signal(id, name, told)
+        first = handle.signal(id, name, told)
     done, before = f"{id!r} gets {name!r}", f"{name!r} was sent to {id!r} before, and the first one counts"
     facts = {"queue": queue, "id": id, "signal": name, "sent": first}
     _answer_first(first, facts, done, f"{before}; nothing was changed", json=json)
