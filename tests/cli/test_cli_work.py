@@ -9,14 +9,17 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import limpet
-from cli.harness import Here, Spawn, alive, limpet_command, poll
+from cli.harness import Done, Spawn, alive, limpet_command, poll
+from limpet.cli import main
 
+Run = Callable[..., Done]
 APP = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -111,8 +114,18 @@ def _notes() -> list[list[str]]:
     return [line.split() for line in Path("notes").read_text().splitlines()] if Path("notes").exists() else []
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(limpet_command("work", *arguments), capture_output=True, text=True)
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """`run("app:fleet", "--burst")` runs `limpet work` in this process; its worker processes are others."""
+
+    def run_work(*arguments: str) -> Done:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main(("work", *arguments))
+        assert isinstance(exit_.value.code, int)
+        return Done(exit_.value.code, *capfd.readouterr())
+
+    return run_work
 
 
 def _events(text: str) -> list[dict[str, Any]]:
@@ -133,107 +146,107 @@ def _pid(event: dict[str, Any]) -> int:
     return int(event["worker"].rpartition(":")[2])
 
 
-def test_a_burst_does_what_waits_and_leaves() -> None:
+def test_a_burst_does_what_waits_and_leaves(run: Run) -> None:
     ids = _queue("bulk").push_many([{"n": n} for n in range(20)], batch=5)
     _queue("urgent").push({"n": 1, "wrong": 2})
-    done = _run("app:fleet", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    done = run("app:fleet", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     assert told.pop("seconds") > 0
     assert told == {"done": 20, "failed": 1, "retried": 0, "suspended": 0, "lost": 0, "handed_back": 0, "restarts": 0}
     assert {_queue("bulk").result(id_).state for id_ in ids} == {"completed"}
-    events = _events(done.stderr)
+    events = _events(done.err)
     assert [event["event"] for event in events].count("done") == 20
     [failed] = [event for event in events if event["event"] == "failed"]
     assert {*failed} == {"at", "event", "worker", "queue", "id", "attempt", "seconds", "note"}
     assert failed["note"] == "the payload has a field 'wrong', which urgent(n: int) does not take"
 
 
-def test_files_of_another_program_are_refused_and_adopt_is_named() -> None:
+def test_files_of_another_program_are_refused_and_adopt_is_named(run: Run) -> None:
     limpet.open("./fleet", durability="os").check()
     old = Path("fleet/queues/bulk/completed/a.com.json")
     old.parent.mkdir(parents=True)
     old.write_text('{"n": 1}')
-    done = _run("app:fleet", "-q", "bulk", "--burst")
-    assert done.returncode == 1
-    assert "completed/a.com.json is a file of another program, in the folder of queue 'bulk'" in done.stderr
-    assert "`limpet queue adopt bulk --quiesced`" in done.stderr
+    done = run("app:fleet", "-q", "bulk", "--burst")
+    assert done.code == 1
+    assert "completed/a.com.json is a file of another program, in the folder of queue 'bulk'" in done.err
+    assert "`limpet queue adopt bulk --quiesced`" in done.err
     assert old.read_text() == '{"n": 1}'
     command = limpet_command("queue", "adopt", "bulk", "--quiesced", "-u", "fleet")
     assert subprocess.run(command, capture_output=True, text=True).returncode == 0
-    assert _run("app:fleet", "-q", "bulk", "--burst").returncode == 0
+    assert run("app:fleet", "-q", "bulk", "--burst").code == 0
 
 
-def test_an_empty_fleet_is_a_short_burst() -> None:
-    done = _run("app:fleet", "--burst")
-    assert (done.returncode, done.stdout) == (0, "")
-    ready, total = done.stderr.splitlines()
+def test_an_empty_fleet_is_a_short_burst(run: Run) -> None:
+    done = run("app:fleet", "--burst")
+    assert (done.code, done.out) == (0, "")
+    ready, total = done.err.splitlines()
     assert "ready" in ready
     assert ready.endswith(": hang, urgent, bulk, leave, shout, flaky, chat")
     assert total.startswith("0 done, 0 failed, 0 retried in ")
 
 
-def test_the_pause_between_polls_is_an_option_of_the_worker() -> None:
+def test_the_pause_between_polls_is_an_option_of_the_worker(run: Run) -> None:
     pushed = _queue("bulk").push({"n": 1})
-    done = _run("app:fleet", "--burst", "--poll-s", "7.5")
-    assert done.returncode == 0, done.stderr
+    done = run("app:fleet", "--burst", "--poll-s", "7.5")
+    assert done.code == 0, done.err
     assert _queue("bulk").result(pushed.id).state == "completed"
-    refused = _run("app:fleet", "--burst", "--poll-s", "0")
-    assert refused.returncode == 2
-    assert "--poll-s" in refused.stderr
+    refused = run("app:fleet", "--burst", "--poll-s", "0")
+    assert refused.code == 2
+    assert "--poll-s" in refused.err
 
 
-def test_an_earlier_queue_goes_first() -> None:
+def test_an_earlier_queue_goes_first(run: Run) -> None:
     for n in range(5):
         _queue("bulk").push({"n": n})
         _queue("urgent").push({"n": n})
-    assert _run("app:fleet", "-q", "urgent", "-q", "bulk", "--burst").returncode == 0
+    assert run("app:fleet", "-q", "urgent", "-q", "bulk", "--burst").code == 0
     assert [note[0] for note in _notes()] == ["urgent"] * 5 + ["bulk"] * 5
 
 
-def test_only_the_queues_that_were_named() -> None:
+def test_only_the_queues_that_were_named(run: Run) -> None:
     for name in ("bulk", "urgent"):
         _queue(name).push({"n": 1})
-    assert _run("app:bulk", "--burst").returncode == 0
+    assert run("app:bulk", "--burst").code == 0
     assert [note[0] for note in _notes()] == ["bulk"]
-    assert _run("app:fleet", "-q", "urgent", "--burst").returncode == 0
+    assert run("app:fleet", "-q", "urgent", "--burst").code == 0
     assert [note[0] for note in _notes()] == ["bulk", "urgent"]
 
 
-def test_a_handler_for_queues_without_a_task() -> None:
+def test_a_handler_for_queues_without_a_task(run: Run) -> None:
     package = Path("jobs")
     package.mkdir()
     (package / "sites.py").write_text("def enrich(domain: str) -> str:\n    return domain.upper()\n")
     one = _queue("one").push({"domain": "a.com"})
     two = _queue("two").push({"domain": "b.com"})
-    done = _run("one", "-q", "two", "--handler", "jobs.sites:enrich", "--url", "./fleet", "--burst")
-    assert done.returncode == 0, done.stderr
+    done = run("one", "-q", "two", "--handler", "jobs.sites:enrich", "--url", "./fleet", "--burst")
+    assert done.code == 0, done.err
     assert (_queue("one").result(one.id).value, _queue("two").result(two.id).value) == ("A.COM", "B.COM")
 
 
-def test_the_url_is_what_open_without_one_opens() -> None:
+def test_the_url_is_what_open_without_one_opens(run: Run) -> None:
     Path("bare.py").write_text("import limpet\nfleet = limpet.open()\n@fleet.task()\ndef add(a: int): return a + 1\n")
     pushed = _queue("add").push({"a": 1})
-    assert _run("bare:fleet", "--burst", "--url", "./fleet").returncode == 0
+    assert run("bare:fleet", "--burst", "--url", "./fleet").code == 0
     assert _queue("add").result(pushed.id).value == 2
 
 
-def test_what_a_handler_prints_and_starts() -> None:
+def test_what_a_handler_prints_and_starts(run: Run) -> None:
     """Commands that a task starts get default signals; stdout is the handler's, unless it is for the summary."""
     pushed = _queue("shout").push({"text": "to stdout"})
-    assert _run("app:fleet", "--burst").stdout == "to stdout\n"
+    assert run("app:fleet", "--burst").out == "to stdout\n"
     assert _queue("shout").result(pushed.id).value == [-signal.SIGTERM, -signal.SIGINT]
     _queue("shout").push({"text": "to stderr"})
-    done = _run("app:fleet", "--burst", "--json")
-    assert json.loads(done.stdout)["done"] == 1
-    assert "to stderr" in done.stderr
+    done = run("app:fleet", "--burst", "--json")
+    assert json.loads(done.out)["done"] == 1
+    assert "to stderr" in done.err
 
 
-def test_quiet_says_only_what_went_wrong() -> None:
+def test_quiet_says_only_what_went_wrong(run: Run) -> None:
     _queue("bulk").push({"n": 1})
     _queue("bulk").push({"n": "x"})
-    done = _run("app:fleet", "--burst", "--quiet", "--log", "json")
-    assert [event["event"] for event in _events(done.stderr)] == ["ready", "failed"]
+    done = run("app:fleet", "--burst", "--quiet", "--log", "json")
+    assert [event["event"] for event in _events(done.err)] == ["ready", "failed"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -253,7 +266,7 @@ def test_a_signal_lets_what_runs_come_to_its_end(spawn: Spawn, number: signal.Si
     assert _queue("bulk").result(later.id).state == "pending"
 
 
-def test_after_the_grace_time_the_task_goes_back_and_keeps_its_attempt(spawn: Spawn) -> None:
+def test_after_the_grace_time_the_task_goes_back_and_keeps_its_attempt(run: Run, spawn: Spawn) -> None:
     pushed = _queue("hang").push({})
     worker = spawn("work", "app:fleet", "--grace", "0.2", "--json", "--log", "json")
     _next(worker, "started")
@@ -262,7 +275,7 @@ def test_after_the_grace_time_the_task_goes_back_and_keeps_its_attempt(spawn: Sp
     out, _ = worker.communicate()
     assert (worker.returncode, json.loads(out)["handed_back"]) == (0, 1)
     Path("go").touch()
-    assert _run("app:fleet", "--burst").returncode == 0
+    assert run("app:fleet", "--burst").code == 0
     assert [attempt for attempt, _ in _notes()] == ["1", "1"]
     assert _queue("hang").result(pushed.id).state == "completed"
 
@@ -333,15 +346,15 @@ def test_a_handler_that_exits_has_failed_and_its_process_lives(spawn: Spawn) -> 
 @pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_of_40_tasks_the_ten_that_raise_anything_have_their_errors_and_no_process_is_replaced(
-    kind: str, batch: bool
+    run: Run, kind: str, batch: bool
 ) -> None:
     Path("leaves.py").write_text(LEAVES)
     queue = limpet.open("./fleet", durability="os").queue(f"leave_{kind}", max_attempts=1)
     payloads = [{"n": n} for n in range(40)]
     ids: list[str] = [*queue.push_many(payloads)] if batch else [queue.push(each).id for each in payloads]
-    done = _run("leaves:fleet", "-q", f"leave_{kind}", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    done = run("leaves:fleet", "-q", f"leave_{kind}", "--burst", "-p", "2", "-t", "2", "--json", "--log", "json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     del told["seconds"]
     assert told == {"done": 30, "failed": 10, "retried": 0, "suspended": 0, "lost": 0, "handed_back": 0, "restarts": 0}
     kinds = ["SystemExit", "CancelledError", "GeneratorExit", "KeyboardInterrupt", "Own"]
@@ -349,7 +362,7 @@ def test_of_40_tasks_the_ten_that_raise_anything_have_their_errors_and_no_proces
         said = f"{kinds[n // 4 % 5]}: of {n}" if n % 4 == 3 else None
         assert (result.value, result.error) == (None if said else n, said)
     assert sorted(int(words[1]) for words in _notes()) == [*range(40)], "each was run once"
-    assert not {"crashed", "trouble"} & {event["event"] for event in _events(done.stderr)}
+    assert not {"crashed", "trouble"} & {event["event"] for event in _events(done.err)}
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -366,15 +379,15 @@ def test_a_signal_that_comes_while_a_handler_runs_stops_the_worker(spawn: Spawn,
     assert queue.result(pushed.id).value == "gone on"
 
 
-def test_a_process_is_replaced_after_max_tasks() -> None:
+def test_a_process_is_replaced_after_max_tasks(run: Run) -> None:
     _queue("bulk").push_many([{"n": n} for n in range(5)])
-    done = _run("app:fleet", "--burst", "--max-tasks-per-child", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    done = run("app:fleet", "--burst", "--max-tasks-per-child", "2", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     assert (told["done"], told["restarts"]) == (5, 2)
     pids = [pid for _, pid in _notes()]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
-    assert "crashed" not in done.stderr
+    assert "crashed" not in done.err
 
 
 def test_progress_lives_in_one_line_of_the_terminal() -> None:
@@ -410,40 +423,40 @@ def test_progress_lives_in_one_line_of_the_terminal() -> None:
         (("q", "--handler", "app:urgent", "-u", "./nowhere"), 1, "there is no fleet at ./nowhere"),
     ],
 )
-def test_what_cannot_begin_is_one_line_and_a_hint(arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_what_cannot_begin_is_one_line_and_a_hint(run: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
     Path("broken.py").write_text("def f():\n    return 1 / 0\nf()\n")
-    done = _run(*arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    line, hint = done.stderr.splitlines()
+    done = run(*arguments)
+    assert (done.code, done.out) == (code, "")
+    line, hint = done.err.splitlines()
     assert line == f"limpet: {said}"
     assert hint.startswith("hint: ")
 
 
-def test_a_module_that_kills_the_process_does_not_make_a_loop() -> None:
+def test_a_module_that_kills_the_process_does_not_make_a_loop(run: Run) -> None:
     Path("deadly.py").write_text("import os\nos._exit(9)\n")
-    done = _run("deadly:fleet")
-    assert (done.returncode, done.stdout) == (1, "")
-    line, hint = done.stderr.splitlines()
+    done = run("deadly:fleet")
+    assert (done.code, done.out) == (1, "")
+    line, hint = done.err.splitlines()
     assert line.startswith("limpet: process ")
     assert line.endswith(" ended with exit code 9 while it imported the module")
     assert hint.startswith("hint: import it by hand")
 
 
-def test_a_typed_url_of_another_fleet_is_refused(here: Here) -> None:
+def test_a_typed_url_of_another_fleet_is_refused(run: Run) -> None:
     """The module opens ./fleet by name, so that --url would be ignored, and the tasks of ./fleet run."""
     limpet.open("./fleet").queue("bulk").push({"n": 1})
-    done = _run("app:fleet", "--burst", "-u", "./other")
-    assert (done.returncode, done.stdout) == (2, "")
-    line, hint = done.stderr.splitlines()
+    done = run("app:fleet", "--burst", "-u", "./other")
+    assert (done.code, done.out) == (2, "")
+    line, hint = done.err.splitlines()
     assert line == "limpet: app:fleet is at ./fleet, and --url says ./other"
     assert hint.startswith("hint: leave --url out; or write limpet.open() in the module")
     assert limpet.open("./fleet").queue("bulk").stats().pending == 1
-    done = _run("app:fleet", "--burst", "--quiet", "-u", str(Path("fleet").absolute()) + "/")
-    assert done.returncode == 0, "the same place, written otherwise"
-    assert done.stderr.splitlines()[-1].startswith("1 done, 0 failed, 0 retried in ")
+    done = run("app:fleet", "--burst", "--quiet", "-u", str(Path("fleet").absolute()) + "/")
+    assert done.code == 0, "the same place, written otherwise"
+    assert done.err.splitlines()[-1].startswith("1 done, 0 failed, 0 retried in ")
 
 
-def test_the_last_line_and_the_json_tell_what_was_suspended(here: Here) -> None:
+def test_the_last_line_and_the_json_tell_what_was_suspended(run: Run) -> None:
     Path("waits.py").write_text(
         "import limpet\n"
         'fleet = limpet.open("./fleet", durability="os")\n'
@@ -453,21 +466,21 @@ def test_the_last_line_and_the_json_tell_what_was_suspended(here: Here) -> None:
         '    limpet.wait_signal("approved")\n'
     )
     limpet.open("./fleet").queue("order").push({}, id="one")
-    done = _run("waits:fleet", "--burst", "--quiet")
-    assert re.fullmatch(r"0 done, 0 failed, 0 retried, 1 suspended in \d+ s", done.stderr.splitlines()[-1])
+    done = run("waits:fleet", "--burst", "--quiet")
+    assert re.fullmatch(r"0 done, 0 failed, 0 retried, 1 suspended in \d+ s", done.err.splitlines()[-1])
     limpet.open("./fleet").queue("order").signal("one", "approved")
-    facts = json.loads(_run("waits:fleet", "--burst", "--quiet", "--json").stdout)
+    facts = json.loads(run("waits:fleet", "--burst", "--quiet", "--json").out)
     assert (facts["done"], facts["suspended"]) == (1, 0)
 
 
 # ---- logging ----
 
 
-def test_what_a_handler_logs_has_its_task(spawn: Spawn) -> None:
+def test_what_a_handler_logs_has_its_task(run: Run) -> None:
     pushed = _queue("chat").push({"n": 7})
-    done = _run("app:fleet", "--burst", "--quiet", "--log", "json")
-    assert done.stdout == "printed 7\n"
-    events = _events(done.stderr)
+    done = run("app:fleet", "--burst", "--quiet", "--log", "json")
+    assert done.out == "printed 7\n"
+    events = _events(done.err)
     logged = [event for event in events if event["event"] == "log"]
     assert {(event["queue"], event["id"], event["attempt"]) for event in logged} == {("chat", pushed.id, 1)}
     assert [(event["level"], event["logger"]) for event in logged] == [
@@ -480,9 +493,9 @@ def test_what_a_handler_logs_has_its_task(spawn: Spawn) -> None:
     assert "does not fit its arguments" in logged[2]["message"]
 
 
-def test_a_log_for_people_is_marked_and_escaped() -> None:
+def test_a_log_for_people_is_marked_and_escaped(run: Run) -> None:
     pushed = _queue("chat").push({"n": 7})
-    said = _run("app:fleet", "--burst", "--quiet").stderr
+    said = run("app:fleet", "--burst", "--quiet").err
     [hello] = [line for line in said.splitlines() if "hello" in line]
     assert f"chat {pushed.id} attempt 1" in hello
     assert hello.endswith("WARNING mine: hello 7\\x1b[31m")
@@ -490,13 +503,13 @@ def test_a_log_for_people_is_marked_and_escaped() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "mine"), [((), True), (("--log", "json"), False)])
-def test_logging_of_the_users_own(arguments: tuple[str, ...], mine: bool) -> None:
+def test_logging_of_the_users_own(run: Run, arguments: tuple[str, ...], mine: bool) -> None:
     """It is kept; with --log json, what it would write to the terminal is one of the JSON lines instead."""
     form = "mine %(limpet_worker)s %(limpet_queue)s %(limpet_attempt)s %(limpet_task)s %(message)s"
     own = f"import logging\nlogging.basicConfig(format={form!r}, level=30)\n"
     Path("app.py").write_text(own + APP)
     pushed = _queue("chat").push({"n": 7})
-    said = _run("app:fleet", "--burst", "--quiet", *arguments).stderr
+    said = run("app:fleet", "--burst", "--quiet", *arguments).err
     assert (re.search(rf"^mine \S+:\d+ chat 1 {pushed.id} hello 7", said, re.MULTILINE) is not None) is mine
     if not mine:
         assert next(event["message"] for event in _events(said) if event["event"] == "log") == "hello 7\x1b[31m"
@@ -505,15 +518,15 @@ def test_logging_of_the_users_own(arguments: tuple[str, ...], mine: bool) -> Non
 # ---- until empty ----
 
 
-def test_until_empty_waits_for_what_rests_and_burst_does_not() -> None:
+def test_until_empty_waits_for_what_rests_and_burst_does_not(run: Run) -> None:
     _queue("flaky").push({"n": 1})
-    done = _run("app:fleet", "-q", "flaky", "--burst", "--json")
-    assert json.loads(done.stdout)["retried"] == 1
+    done = run("app:fleet", "-q", "flaky", "--burst", "--json")
+    assert json.loads(done.out)["retried"] == 1
     assert _queue("flaky").stats().pending == 1
-    done = _run("app:fleet", "-q", "flaky", "--until-empty", "--json")
-    assert (done.returncode, json.loads(done.stdout)["done"]) == (0, 1), done.stderr
+    done = run("app:fleet", "-q", "flaky", "--until-empty", "--json")
+    assert (done.code, json.loads(done.out)["done"]) == (0, 1), done.err
     _queue("flaky").push({"n": 2})
-    told = json.loads(_run("app:fleet", "-q", "flaky", "--until-empty", "--json").stdout)
+    told = json.loads(run("app:fleet", "-q", "flaky", "--until-empty", "--json").out)
     assert (told["done"], told["retried"], told["restarts"]) == (1, 1, 0)
     assert _queue("flaky").stats().pending == 0
 
@@ -530,10 +543,10 @@ def test_until_empty_can_be_stopped_while_it_waits(spawn: Spawn) -> None:
     assert worker.returncode == 0
 
 
-def test_a_worker_on_a_paused_queue_says_so() -> None:
+def test_a_worker_on_a_paused_queue_says_so(run: Run) -> None:
     _queue("bulk").push({"n": 1})
     _queue("bulk").pause()
-    events = _events(_run("app:fleet", "-q", "bulk", "-q", "urgent", "--burst", "--log", "json").stderr)
+    events = _events(run("app:fleet", "-q", "bulk", "-q", "urgent", "--burst", "--log", "json").err)
     assert [event["queue"] for event in events if event["event"] == "warning"] == ["bulk"]
 
 
