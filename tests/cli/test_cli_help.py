@@ -19,7 +19,7 @@ GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lo
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")
-def test_help_is_short_has_an_example_and_shows_flags_as_flags(
+def test_help_is_short_and_shows_flags_as_flags(
     here: Here, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -99,7 +99,8 @@ class Routes:
                 continue
             route = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
             if route is not None:
-                return route, tuple(map(_decoded, match.groups()))
+                is_plain = path.isascii() and "%" not in path and "+" not in path
+                return route, match.groups() if is_plain else tuple(map(_decoded, match.groups()))
             takes = ", ".join(sorted(methods))
             allow = (b"allow", takes.encode())
             raise Rejected(405, "MethodNotAllowedException", f"this route takes {takes}", headers=[allow])

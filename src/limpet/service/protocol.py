@@ -319,7 +319,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._end(None)
 
     def _set_deadline(self, seconds: float) -> None:
-        self._clear_deadline()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._deadline = self.loop.call_later(seconds, self._expire)
 
     def _clear_deadline(self) -> None:
