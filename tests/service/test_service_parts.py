@@ -6,6 +6,7 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Iterator, MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from limpet.kernel.errors import (
     Unsupported,
 )
 from limpet.kernel.runtime import system
-from limpet.service.app import HttpApp, Route, Routes
+from limpet.service.app import HttpApp, Receive, Route, Routes
 from limpet.service.client import secrets_of
 from limpet.service.requests import (
     DEPTH_MAX,
@@ -50,7 +51,7 @@ from limpet.service.requests import (
     strict_json,
 )
 from limpet.service.status import metrics_text
-from limpet.service.tokens import Caller, Tokens, check_bind, digest_of
+from limpet.service.tokens import Caller, Headers, Tokens, check_bind, digest_of
 
 JSON = [(b"content-type", b"application/json; charset=utf-8")]
 
@@ -376,47 +377,42 @@ def test_a_client_cannot_make_up_labels() -> None:
     ]
 
 
-def _asked(app: HttpApp, path: bytes, *chunks: bytes, into: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """What the application sends in answer to a POST, as the server would hand it over."""
-    sent = into if into is not None else []
+Sent = list[dict[str, Any]]
+
+
+def _sent(app: HttpApp, method: str, path: bytes, headers: Headers, receive: Receive, sent: Sent) -> Sent:
+    """What the application sends in answer to a request, as the server would hand it over."""
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append({**message})
+
+    scope = {"type": "http", "method": method, "raw_path": path, "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
+def _asked(app: HttpApp, path: bytes, *chunks: bytes, into: Sent | None = None) -> Sent:
+    """The answer to a POST."""
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
 
     async def receive() -> MutableMapping[str, Any]:
         return messages.pop(0)
 
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append({**message})
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "raw_path": path,
-        "query_string": b"",
-        "headers": [(b"host", b"localhost"), (b"transfer-encoding", b"chunked"), *JSON],
-    }
-    asyncio.run(app(scope, receive, send))
-    return sent
+    headers = [(b"host", b"localhost"), (b"transfer-encoding", b"chunked"), *JSON]
+    return _sent(app, "POST", path, headers, receive, [] if into is None else into)
 
 
-def _broken(_: Request) -> Response:
-    raise ZeroDivisionError
-
-
-def _stopped(_: Request) -> Response:
-    raise StopIteration
-
-
-def _echo(request: Request) -> Response:
-    return json_response(request.json())
+def _raising(error: Exception, _: Request) -> Response:
+    raise error
 
 
 @pytest.fixture
 def app() -> Iterator[HttpApp]:
     routes = [
-        Route("POST", "/broken", _broken, Tokens()),
-        Route("POST", "/stopped", _stopped, Tokens()),
-        Route("POST", "/echo", _echo, Tokens()),
+        Route("POST", "/broken", partial(_raising, ZeroDivisionError()), Tokens()),
+        Route("POST", "/stopped", partial(_raising, StopIteration()), Tokens()),
+        Route("POST", "/echo", lambda request: json_response(request.json()), Tokens()),
     ]
     made = HttpApp(Routes(routes), system(), body_bytes_max=10)
     yield made
@@ -487,19 +483,14 @@ def test_a_token_that_is_revoked_before_the_body_has_come_does_nothing(
 
     routes = [Route("POST", "/a", handler, Tokens((), lambda: tuple(known)))]
     app = HttpApp(Routes(routes), clock, body_bytes_max=10)
-    sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
         clock.by_s = late_s
         known[:] = [(digest, after)] if after is not None else []
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
     headers = [(b"authorization", b"Bearer " + token), (b"transfer-encoding", b"chunked")]
-    scope = {"type": "http", "method": "POST", "raw_path": b"/a", "query_string": b"", "headers": headers}
-    asyncio.run(app(scope, receive, send))
+    sent = _sent(app, "POST", b"/a", headers, receive, [])
     app.close()
     assert (sent[0]["status"], len(handled)) == (status, int(status == 200))
 
@@ -524,22 +515,15 @@ def test_a_stream_ends_when_its_token_is_revoked(after: Caller | None, ends: boo
             self.parts = 9
 
     stream = Stream()
-    routes = [
-        Route("GET", "/a", lambda _: Response(200, stream=stream), Tokens((), lambda: tuple(known)), right="read")
-    ]
+    tokens = Tokens((), lambda: tuple(known))
+    routes = [Route("GET", "/a", lambda _: Response(200, stream=stream), tokens, right="read")]
     app = HttpApp(Routes(routes), clock, body_bytes_max=10)
-    sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
         await asyncio.Event().wait()
         return {}
 
-    async def send(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"authorization", b"Bearer " + token)]
-    scope = {"type": "http", "method": "GET", "raw_path": b"/a", "query_string": b"", "headers": headers}
-    asyncio.run(app(scope, receive, send))
+    sent = _sent(app, "GET", b"/a", [(b"authorization", b"Bearer " + token)], receive, [])
     app.close()
     assert b"".join(each.get("body", b"") for each in sent) == (b"1 " if ends else b"1 2 3 ")
     assert stream.parts == 9

@@ -122,20 +122,15 @@ def test_queue_page(serve: Serve, fleet: Fleet) -> None:
     assert groups == [("TimeoutError: no answer after # s", 3), (f"ValueError: {HOSTILE}", 2)]
 
 
-def test_cost_of_a_queue_page(serve: Serve, fleet: Fleet) -> None:
+def test_cost_of_a_queue_page_and_unreadable_receipts_are_passed_over_and_counted(serve: Serve, fleet: Fleet) -> None:
     fail_some(fleet)
     server = serve(fleet)
     spent = requests(fleet, lambda: server.get("queue", "enrich"))
     # whether there is such a queue; pending/, scheduled/, failed/; and 5 receipts
     assert spent == {"list": 1 + 3, "get": 5}
-
-
-def test_unreadable_receipts_are_passed_over_and_counted(serve: Serve, fleet: Fleet) -> None:
-    fail_some(fleet)
     failed = QueueKeys.of("enrich").failed
     key = next(iter(fleet.store.list(failed))).key
     fleet.store.put(key, b"{")
-    server = serve(fleet)
     found = server.get("queue", "enrich").json
     assert (found["failed_read"], found["unreadable"], found["failed_more"]) == (4, 1, False)
     assert key.rpartition("/")[2] in found["unreadable_error"]
@@ -154,21 +149,16 @@ def test_more_failures_than_are_read(serve: Serve, fleet: Fleet, monkeypatch: py
     assert (found["failed_read"], found["failed_more"]) == (3, True)
 
 
-def test_cost_of_a_task_page(serve: Serve, fleet: Fleet) -> None:
+def test_task_page_and_its_cost(serve: Serve, fleet: Fleet) -> None:
     fail_some(fleet)
     fleet.queue("enrich").push({}, id="waits")
     server = serve(fleet)
-    failed = server.get("queue", "enrich").json["groups"][0]["tasks"][0]["id"]
+    groups = server.get("queue", "enrich").json["groups"]
+    failed = groups[0]["tasks"][0]["id"]
     # One of the four tells how long receipts are kept.
     assert requests(fleet, lambda: server.get("queue", "enrich", "task", failed)) == {"get": 4}
     assert requests(fleet, lambda: server.get("queue", "enrich", "task", "waits")) == {"get": 7, "head": 2}
     assert sum(requests(fleet, lambda: server.get("queue", "enrich", "task", "nothing")).values()) <= 12
-
-
-def test_task_page(serve: Serve, fleet: Fleet) -> None:
-    fail_some(fleet)
-    server = serve(fleet)
-    groups = server.get("queue", "enrich").json["groups"]
     id_ = groups[1]["tasks"][0]["id"]
     found = server.get("queue", "enrich", "task", id_).json
     assert found["state"] == "failed"
@@ -205,18 +195,13 @@ def test_index_page_and_its_cost(serve: Serve, fleet: Fleet) -> None:
     assert spent == {"get": 2, "list": 1}
 
 
-def test_record(serve: Serve, fleet: Fleet) -> None:
+def test_record_and_its_cost(serve: Serve, fleet: Fleet) -> None:
     indexed(fleet)
     server = serve(fleet)
     assert server.get("index", "companies", "record", "c7.example").json["record"]["employees"] == "7"
     assert server.get("index", "companies", "record", "new.example").json["record"]["company"] == "New"
     assert server.get("index", "companies", "record", "a/b c").json["record"] is None
     assert server.get("index", "nothing").status == 404
-
-
-def test_cost_of_a_record(serve: Serve, fleet: Fleet) -> None:
-    indexed(fleet)
-    server = serve(fleet)
     spent = requests(fleet, lambda: server.get("index", "companies", "record", "c7.example"))
     # the manifest; what waits, as singles and as packs; the shard
     assert spent == {"get": 2, "list": 2}
@@ -280,34 +265,25 @@ def with_tables(fleet: Fleet) -> None:
         catalog.drop_table(["sales"], "refunds", actor="bob")
 
 
-def test_catalog_page(serve: Serve, fleet: Fleet) -> None:
+def test_catalog_page_and_the_cost_of_each_part(serve: Serve, fleet: Fleet) -> None:
     with_tables(fleet)
     server = serve(fleet)
+    body = {"namespace": ["sales"], "name": "orders"}
+    assert requests(fleet, lambda: server.get("catalog")) == {"get": 1 + 6}  # the head and 6 commits
+    assert requests(fleet, lambda: server.post("catalog", "table", body=body)) == {"get": 2}
+    spent = requests(fleet, lambda: server.get("catalog", "difference", "3", "5"))
+    assert spent == {"get": 15}  # two times `Catalog.at`: the head, and the commits after a snapshot
     found = server.get("catalog").json
     assert (found["version"], found["namespaces"]) == (6, [["sales"]])
     assert found["tables"] == [{"namespace": ["sales"], "name": "orders"}]
     dropped = found["commits"][0]["rows"][0]
     assert (dropped["what"], dropped["actor"], dropped["changes"][0]["name"]) == ("drop table", "bob", "refunds")
-    table = server.post("catalog", "table", body={"namespace": ["sales"], "name": "orders"}).json
+    table = server.post("catalog", "table", body=body).json
     assert [each["name"] for each in table["columns"]] == ["order_id", "customer", "amount", "ordered_at", "tags"]
     assert table["columns"][4]["type"] == "list<string>"
     assert table["current"] == table["snapshots"][0]["id"] == "3051729675574597004"
     assert server.post("catalog", "table", body={"namespace": ["sales"], "name": "x"}).status == 404
 
-
-def test_cost_of_the_pages_of_the_catalog(serve: Serve, fleet: Fleet) -> None:
-    with_tables(fleet)
-    server = serve(fleet)
-    table = {"namespace": ["sales"], "name": "orders"}
-    assert requests(fleet, lambda: server.get("catalog")) == {"get": 1 + 6}  # the head and 6 commits
-    assert requests(fleet, lambda: server.post("catalog", "table", body=table)) == {"get": 2}
-    spent = requests(fleet, lambda: server.get("catalog", "difference", "3", "5"))
-    assert spent == {"get": 15}  # two times `Catalog.at`: the head, and the commits after a snapshot
-
-
-def test_difference_of_two_versions(serve: Serve, fleet: Fleet) -> None:
-    with_tables(fleet)
-    server = serve(fleet)
     changes = server.get("catalog", "difference", "3", "5").json["changes"]
     named = [(each["change"], each["kind"], each["name"]) for each in changes]
     assert named == [("changed", "table", ["sales", "orders"]), ("added", "table", ["sales", "refunds"])]
