@@ -33,10 +33,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _seconds_or_none(text: str) -> float:
-    return math.inf if text == "none" else _seconds(text)
-
-
 def run(
     name: NameArgument,
     command: Annotated[list[str], Argument(metavar="COMMAND", help="What to run, with its arguments, behind `--`.")],
@@ -55,7 +51,7 @@ def run(
         float,
         Option(
             metavar="SECONDS|none",
-            parser=_seconds_or_none,
+            parser=lambda text: math.inf if text == "none" else _seconds(text),
             show_default="none",
             help="Stop renewing after this time: a command that hangs then loses the lock, and is ended.",
         ),

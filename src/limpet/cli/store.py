@@ -133,11 +133,11 @@ def _right(check: RightCheck | None) -> str:
 
 
 def _verdict_on_key(role: str, wrong: Sequence[RightCheck]) -> str:
-    missing = sum(check.must for check in wrong)
     if not wrong:
         return f"[bold green]ok[/bold green]  the key has the rights of the role {role}, and no others"
-    too_much = len(wrong) - missing
-    said = " and ".join(text for n, text in ((missing, f"{missing} missing"), (too_much, f"{too_much} too much")) if n)
+    missing = sum(check.must for check in wrong)
+    counts = {"missing": missing, "too much": len(wrong) - missing}
+    said = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
     return f"[bold red]FAIL[/bold red]  the key has not the rights of the role {role}: {said}"
 
 

@@ -145,7 +145,9 @@ class DemoRun:
         self.screen.step("Four worker processes start. They share nothing but the store.")
         self._work(WORKERS, self._strike())
         del os.environ["LIMPET_DEMO_NOTES"]  # the prices are those of the tasks above
-        self._fan_out()
+        self.screen.step(f"A durable task pushes {FANNED} others, and waits for them without a worker.")
+        self._seen.fan_id = limpet.open(self.place).queue(REPORTS, durable=True).push({"n": FANNED}).id
+        self._work(FAN_WORKERS, self._strike_fan())
         return self._report()
 
     def _push(self) -> None:
@@ -225,12 +227,6 @@ class DemoRun:
             self._push_fold()
         self.screen.step(f"Worker {_pid(fold)} is killed with kill -9, while it compiles the index.")
         self._kill(fold, "while it merged records into shards")
-
-    def _fan_out(self) -> None:
-        """A durable task: it pushes others and waits for them, while one of their workers is killed."""
-        self.screen.step(f"A durable task pushes {FANNED} others, and waits for them without a worker.")
-        self._seen.fan_id = limpet.open(self.place).queue(REPORTS, durable=True).push({"n": FANNED}).id
-        self._work(FAN_WORKERS, self._strike_fan())
 
     def _strike_fan(self) -> Script:
         """Kill a worker of the tasks that the durable task waits for, once it waits."""

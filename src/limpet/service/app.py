@@ -180,8 +180,9 @@ class HttpApp:
                 admission.caller = route.tokens.authenticate(headers)
                 admission.is_known = True
                 admission.caller.check_right(route.right)
-            elif _length(headers) != 0:
-                admission.refusal = _answer_bodiless(route, method)
+            elif _length(headers) != 0:  # this route reads no body
+                too_large = Rejected(413, "PayloadTooLargeException", "this route takes no body")
+                admission.refusal = route.handler(Request(method)) if method == "POST" else answer_to(too_large)
         except LimpetError as error:
             admission.refusal = answer_to(error)
             admission.error = str(error)
@@ -355,13 +356,6 @@ def _check_same_site(headers: Headers) -> None:
     for name, value in headers:
         if name == b"sec-fetch-site" and value.strip().lower() == b"cross-site":
             raise Rejected(403, "ForbiddenException", "cross-site requests are not allowed")
-
-
-def _answer_bodiless(route: Route, method: str) -> Response:
-    """The response to a request with a body on a route that reads none."""
-    if method == "POST":
-        return route.handler(Request(method))
-    return answer_to(Rejected(413, "PayloadTooLargeException", "this route takes no body"))
 
 
 def _length(headers: Headers) -> int | None:

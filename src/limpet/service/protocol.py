@@ -289,9 +289,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _end(self, refusal: int | None) -> None:
         """End the connection because of what came last on it: invalid HTTP, too much of it, or too slowly.
 
+        The second time answers are not read.
+
         What was accepted before is answered first (F32): it may have been carried out. The last of these answers says
         that the connection closes. Without any, the answer is `refusal`; None: there is none.
         """
+        if self._is_ended:
+            self.transport.abort()
         if self.transport.is_closing():
             return
         if self.pipeline and self.cycle.more_body:  # it waits behind others, and is incomplete: it is never begun
@@ -311,17 +315,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._answer("", Response(refusal))
             self.transport.close()
 
-    def _expire(self) -> None:
-        """The deadline has passed: what came so far is too slow, or answers are not read."""
-        if self._is_ended:
-            self.transport.abort()
-        else:
-            self._end(None)
-
     def _set_deadline(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(seconds, self._expire)
+        self._deadline = self.loop.call_later(seconds, self._end, None)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:

@@ -153,7 +153,11 @@ class Rest:
         config = {
             "defaults": self._config,
             "overrides": {},
-            "endpoints": [_listed_as(route) for route in listed],
+            # as the specification writes them: `{plan-id}`, where a name of ours has no hyphen
+            "endpoints": [
+                f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}".replace("{plan_id}", "{plan-id}")
+                for route in listed
+            ],
             "idempotency-key-lifetime": f"PT{int(ID_LIFETIME.total_seconds()) // 60}M",
         }
         answer = json_response(config)
@@ -452,11 +456,6 @@ class Rest:
         """`POST /limpet/undrop {namespace, name}`: restore the table or view that was dropped last."""
         body = request.struct(_IdentifierBody)
         return _loaded(self._catalog.undrop(body.namespace, body.name, **_sender(request)))
-
-
-def _listed_as(route: Route) -> str:
-    """A route as the specification writes it: `{plan-id}`, where a name of ours has no hyphen."""
-    return f"{route.method} /v1/{{prefix}}/{route.path.removeprefix('/v1/')}".replace("{plan_id}", "{plan-id}")
 
 
 def _no_oauth(_: Request) -> Response:

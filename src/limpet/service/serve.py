@@ -168,7 +168,10 @@ def run(
     `started` is called once the parts run; the port accepts requests already. `tokens` guard the metrics. `peer_max`
     limits the connections without a token from one address.
     """
-    _load_native_code()
+    faulthandler.enable()
+    arrow()  # C extensions are loaded before threads are started
+    with suppress(ImportError):  # then asyncio's loop is used
+        import_module("uvloop")
     limiter = _limiter(peer_max)
     for name in ("uvicorn.error", "asyncio"):
         context.log.redirect(name)
@@ -221,14 +224,6 @@ def address_of(listener: socket.socket, *, tls: bool = False) -> str:
     address, number = listener.getsockname()[:2]
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     return f"{'https' if tls else 'http'}://{f'[{reached}]' if ':' in reached else reached}:{number}"
-
-
-def _load_native_code() -> None:
-    """Load C extensions before threads are started, and print tracebacks of crashes in them."""
-    faulthandler.enable()
-    arrow()
-    with suppress(ImportError):  # then asyncio's loop is used
-        import_module("uvloop")
 
 
 def _limiter(peer_max: int) -> ConnectionLimiter:

@@ -99,7 +99,12 @@ class Tokens:
     def authenticate(self, headers: Headers) -> Caller:
         """The owner of the token in the headers.   Raises: TokenUnknown; Denied."""
         if not self._sources:
-            _check_local(headers)
+            sent_host = (header(headers, b"host") or b"").decode("latin-1")
+            if sent_host and not is_loopback(_host_in(sent_host)):
+                raise Denied(
+                    "this service has no tokens, so it answers only requests to localhost and 127.0.0.1",
+                    hint=f"set {API_TOKENS} to serve other hosts",
+                )
             return ANONYMOUS
         sent = [value for name, value in headers if name == b"authorization"]
         scheme, _, token = sent[0].partition(b" ") if len(sent) == 1 else (b"", b"", b"")
@@ -113,15 +118,6 @@ class Tokens:
         if caller is None or scheme.lower() != b"bearer":
             raise TokenUnknown("the token is missing or unknown", hint="send Authorization: Bearer TOKEN")
         return caller
-
-
-def _check_local(headers: Headers) -> None:
-    sent = (header(headers, b"host") or b"").decode("latin-1")
-    if sent and not is_loopback(_host_in(sent)):
-        raise Denied(
-            "this service has no tokens, so it answers only requests to localhost and 127.0.0.1",
-            hint=f"set {API_TOKENS} to serve other hosts",
-        )
 
 
 def header(headers: Headers, name: bytes) -> bytes | None:

@@ -42,6 +42,7 @@ STEP_CHARS_MAX = 2000
 STEPS_SHOWN = 200
 GROUP_IDS = 20
 PROBES = 3
+NOT_IN_OVERVIEW = ("sizes", "backlog", "columns")
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
 
 
@@ -82,7 +83,11 @@ def overview_facts(
             "unreadable": {key: cut(error) for key, error in found.locks.unreadable.items()},
             "more": found.locks.more,
         },
-        "indexes": [_index_facts(each) for each in found.indexes],
+        "indexes": [
+            {name: value for name, value in asdict(each).items() if name not in NOT_IN_OVERVIEW}
+            | {"trouble": cut(each.trouble)}
+            for each in found.indexes
+        ],
         "indexes_more": found.indexes_more,
         "catalog": None if found.catalog is None else asdict(found.catalog),
         "workers": None
@@ -108,12 +113,6 @@ def _queue_facts(each: QueueSummary, rate: FinishRate | None, depth: DepthHistor
         "depth_since": depth.since if depth else None,
         "depth_at_least": bool(depth and depth.at_least),
     }
-
-
-def _index_facts(each: Any) -> dict[str, Any]:
-    facts = asdict(each)
-    del facts["sizes"], facts["backlog"], facts["columns"]
-    return {**facts, "trouble": cut(each.trouble)}
 
 
 # ---- a queue ----
@@ -195,15 +194,14 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     ]
     steps = found.get("steps", ())
     shown["reason"] = cut(found.get("reason"))
-    shown["steps"] = [_recorded_step(each) for each in steps[-STEPS_SHOWN:]]
+    shown["steps"] = [
+        {"number": step["number"], "error": cut(step["error"])}
+        if "error" in step
+        else {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
+        for step in steps[-STEPS_SHOWN:]
+    ]
     shown["steps_before"] = max(0, len(steps) - STEPS_SHOWN)
     return shown
-
-
-def _recorded_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    if "error" in step:
-        return {"number": step["number"], "error": cut(step["error"])}
-    return {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
 
 
 def retry_group(fleet: Fleet, queue: str, kind: str) -> list[str]:
