@@ -150,12 +150,6 @@ def test_a_mistyped_queue_is_an_error_and_not_ok(here: Here) -> None:
     assert done.err.startswith("limpet: there is no queue 'enrihc' at fleet\nhint: did you mean 'enrich'?")
 
 
-def test_a_mistyped_url_is_an_error_and_creates_nothing(here: Here) -> None:
-    done = here("check", "--max-age", "1h", "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert not Path("typo").exists()
-
-
 def test_without_a_rule_it_checks_what_the_dashboard_warns_of(here: Here) -> None:
     _push_long_ago("a", "old", 2 * HOUR_S)
     _push_long_ago("b", "new", 600)

@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,14 +85,6 @@ def test_reading_changes_nothing(here: Here) -> None:
     before = _everything()
     assert [here(*command, "-u", "fleet").code for command in READERS] == [0, 0]
     assert _everything() == before
-
-
-@pytest.mark.parametrize("command", ON_A_FLEET, ids=" ".join)
-def test_a_mistyped_url_creates_nothing(here: Here, command: tuple[str, ...]) -> None:
-    done = here(*command, "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: check the URL")
-    assert not Path("typo").exists()
 
 
 @pytest.mark.parametrize("command", ON_A_FLEET, ids=" ".join)

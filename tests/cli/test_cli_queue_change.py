@@ -270,14 +270,6 @@ def test_sweep_removes_what_a_crash_left(here: Here, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("arguments", CHANGES, ids=" ".join)
-def test_a_mistyped_url_creates_nothing(here: Here, arguments: tuple[str, ...]) -> None:
-    done = here("queue", *arguments, "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: ")
-    assert not Path("typo").exists()
-
-
-@pytest.mark.parametrize("arguments", CHANGES, ids=" ".join)
 def test_a_mistyped_queue_creates_nothing(here: Here, arguments: tuple[str, ...]) -> None:
     limpet.open().queue("mail").push({})
     done = here("queue", *arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,14 +298,6 @@ def test_looking_changes_nothing(here: Here, queue: Queue, arguments: tuple[str,
     before = {stat.key: stat.version for stat in store.list()}
     assert here("queue", *arguments).code == 0
     assert {stat.key: stat.version for stat in store.list()} == before
-
-
-@pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_a_mistyped_url_creates_nothing(here: Here, arguments: tuple[str, ...]) -> None:
-    done = here("queue", *arguments, "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: ")
-    assert not Path("typo").exists()
 
 
 @pytest.mark.parametrize("arguments", LOOKS[1:], ids=" ".join)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import limpet
 from cli.harness import Here
@@ -62,10 +61,3 @@ def test_it_writes_nothing(here: Here) -> None:
     before = {stat.key: stat.version for stat in store.list()}
     assert here("status", "-u", "fleet").code == 0
     assert {stat.key: stat.version for stat in store.list()} == before
-
-
-def test_a_mistyped_url_creates_nothing(here: Here) -> None:
-    done = here("status", "-u", "./typo")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: ")
-    assert not Path("typo").exists()

@@ -62,6 +62,24 @@ def test_closed_streams_change_nothing_but_what_is_seen(closed: str) -> None:
     assert done.returncode == 0, "it was pushed before"
 
 
+FLEET = """
+status; check --max-age 1h; workers; upgrade; events ls; sql 'select * from locks'; top
+lock ls; lock show x; lock break x --yes; catalog log; catalog gc; tables expire n.t
+queue ls; queue ls q; queue failed q; queue peek q; queue show q a; queue stats q; queue cost q
+queue retry q a; queue retry q --all; queue cancel q a; queue signal q a go; queue pause q; queue resume q
+queue purge q --yes; queue sweep q; metrics --textfile x; index ls; index get x k; index stats x
+"""
+"""Commands on a fleet that must be there."""
+
+
+@pytest.mark.parametrize("command", [each.strip() for line in FLEET.splitlines() for each in line.split(";") if each])
+def test_a_mistyped_url_creates_nothing(here: Here, command: str) -> None:
+    done = here(*shlex.split(command), "-u", "./typo")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("limpet: there is no fleet at ./typo\nhint: check the URL")
+    assert not [*Path().iterdir()]
+
+
 PATHS = ("../x", "..", ".", "./x", "/x", "x/", "a/../b", "a//b")
 
 
