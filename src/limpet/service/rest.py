@@ -553,7 +553,7 @@ def _listed(names_in: Callable[..., NamesPage], request: Request) -> Response:
 
 
 def _exists(has: Callable[[list[str], str], bool], missing: type[Missing], kind: str, request: Request) -> Response:
-    """204 if it exists."""
+    """204 if the table or view exists."""
     namespace, name = _identifier_of(request)
     if not has(namespace, name):
         raise missing(f"{kind} does not exist: {shown(tuple(namespace), name)}")
