@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -10,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-__all__ = ["COMMANDS", "NEED_STORE", "Done", "Here", "Spawn", "alive", "limpet_command", "poll"]
 
 PATIENCE_S = 30.0
 
@@ -43,6 +42,32 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 def limpet_command(*arguments: str) -> list[str]:
     """The real command, as it was installed beside this Python."""
     return [str(Path(sys.executable).parent / "limpet"), *arguments]
+
+
+def on_terminal(*arguments: str) -> tuple[int, int]:
+    """A real `limpet` on a terminal of its own: its process id, and our end of the terminal."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        command = limpet_command(*arguments)
+        os.execv(command[0], command)
+    return pid, fd
+
+
+def read_until(fd: int, ends: Callable[[bytes], bool], said: bytes = b"") -> bytes:
+    """What a terminal shows, after what it has said, up to where that holds."""
+    while not ends(said):
+        said += os.read(fd, 4096)
+    return said
+
+
+def answered(answer: bytes, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A real `limpet` that has ended, whose question was answered on a terminal."""
+    ours, theirs = pty.openpty()
+    os.write(ours, answer)
+    done = subprocess.run(limpet_command(*arguments), stdin=theirs, capture_output=True, text=True)
+    os.close(ours)
+    os.close(theirs)
+    return done
 
 
 def poll(what: str, holds: Callable[[], object]) -> None:

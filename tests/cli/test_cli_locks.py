@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import limpet
-from cli.harness import Here, limpet_command
+from cli.harness import Here, answered, limpet_command
 from limpet.kernel.keys import Key
 from limpet.kernel.store import DirectoryStore
 
@@ -156,12 +155,7 @@ def test_break_needs_a_yes() -> None:
 def test_break_asks_on_a_terminal(answer: bytes, code: int, state: str) -> None:
     fleet = limpet.open("fleet")
     fleet.lock("x").acquire(0)
-    ours, theirs = pty.openpty()
-    os.write(ours, answer)
-    command = limpet_command("lock", "break", "x", "-u", "fleet")
-    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True)
-    os.close(ours)
-    os.close(theirs)
+    done = answered(answer, "lock", "break", "x", "-u", "fleet")
     assert done.returncode == code
     assert "Break it? [y/N]" in done.stderr
     record = fleet.lock("x").peek()

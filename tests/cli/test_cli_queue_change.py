@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import pty
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import limpet
-from cli.harness import Here, limpet_command
+from cli.harness import Here, answered
 from limpet.kernel.keys import Key
 from limpet.kernel.runtime import system
 from limpet.queue import BucketQueue, Queue
@@ -238,13 +236,9 @@ def test_purge_asks(here: Here, queue: Queue, monkeypatch: pytest.MonkeyPatch) -
 def test_purge_obeys_the_answer(answer: bytes, code: int, left: int) -> None:
     queue = limpet.open("fleet").queue("enrich")
     queue.push({})
-    ours, theirs = pty.openpty()
-    os.write(ours, answer)
-    done = subprocess.run(limpet_command("queue", "purge", "enrich", "-u", "fleet"), stdin=theirs, capture_output=True)
-    os.close(theirs)
-    os.close(ours)
+    done = answered(answer, "queue", "purge", "enrich", "-u", "fleet")
     assert done.returncode == code
-    assert b"Drop them all?" in done.stderr
+    assert "Drop them all?" in done.stderr
     assert queue.stats().pending == left
 
 

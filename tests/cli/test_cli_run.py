@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import resource
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import limpet
-from cli.harness import Here, Spawn, alive, limpet_command, poll
+from cli.harness import Here, Spawn, alive, limpet_command, on_terminal, poll, read_until
 from limpet.kernel.lease import State
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the kernel kills orphans on Linux only")
@@ -207,31 +206,21 @@ def test_a_dead_holders_lock_is_taken_over_without_wait(spawn: Spawn, here: Here
 
 
 def _on_terminal(script: str) -> tuple[int, int]:
-    pid, fd = pty.fork()
-    if pid == 0:
-        command = limpet_command("lock", "run", "x", "-u", "fleet", "--", "sh", "-c", script)
-        os.execv(command[0], command)
-    return pid, fd
-
-
-def _read_until(fd: int, end: bytes) -> None:
-    said = b""
-    while end not in said:
-        said += os.read(fd, 1024)
+    return on_terminal("lock", "run", "x", "-u", "fleet", "--", "sh", "-c", script)
 
 
 def test_the_command_can_read_the_terminal() -> None:
     pid, fd = _on_terminal("echo ready; read line; echo got $line")
-    _read_until(fd, b"ready")
+    read_until(fd, lambda said: b"ready" in said)
     os.write(fd, b"hello\n")
-    _read_until(fd, b"got hello")
+    read_until(fd, lambda said: b"got hello" in said)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(fd)
 
 
 def test_ctrl_c_reaches_the_command() -> None:
     pid, fd = _on_terminal("trap 'exit 7' INT; echo ready; read line")
-    _read_until(fd, b"ready")
+    read_until(fd, lambda said: b"ready" in said)
     ended, status, pressed_s = 0, 0, 0.0
     while not ended:  # a shell that has not begun to read yet hears it only afterwards: then it is pressed again
         if time.monotonic() - pressed_s > 10:

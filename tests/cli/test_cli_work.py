@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 import limpet
-from cli.harness import Done, Spawn, alive, limpet_command, poll
+from cli.harness import Done, Spawn, alive, limpet_command, on_terminal, poll, read_until
 from limpet.cli import main
 
 Run = Callable[..., Done]
@@ -392,19 +391,12 @@ def test_a_process_is_replaced_after_max_tasks(run: Run) -> None:
 
 def test_progress_lives_in_one_line_of_the_terminal() -> None:
     _queue("hang").push({})
-    pid, fd = pty.fork()
-    if pid == 0:
-        command = limpet_command("work", "app:fleet", "-q", "hang", "--progress")
-        os.execv(command[0], command)
-    said = b""
-    while b"1 in flight" not in said or b"1 left" not in said:
-        said += os.read(fd, 4096)
+    pid, fd = on_terminal("work", "app:fleet", "-q", "hang", "--progress")
+    said = read_until(fd, lambda said: b"1 in flight" in said and b"1 left" in said)
     Path("go").touch()
-    while b"1 done" not in said:
-        said += os.read(fd, 4096)
+    said = read_until(fd, lambda said: b"1 done" in said, said)
     os.write(fd, b"\x03")
-    while b"1 done, 0 failed, 0 retried in " not in said:
-        said += os.read(fd, 4096)
+    said = read_until(fd, lambda said: b"1 done, 0 failed, 0 retried in " in said, said)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(fd)
     assert b"started" not in said
@@ -555,19 +547,12 @@ def test_what_handlers_print_does_not_break_the_progress() -> None:
     for n in range(3):
         _queue("chat").push({"n": n})
     _queue("hang").push({})
-    pid, fd = pty.fork()
-    if pid == 0:
-        command = limpet_command("work", "app:fleet", "-q", "chat", "-q", "hang", "--progress")
-        os.execv(command[0], command)
-    said = b""
-    while b"3 done" not in said or b"1 in flight" not in said or said.count(b"printed") < 3:
-        said += os.read(fd, 4096)
+    pid, fd = on_terminal("work", "app:fleet", "-q", "chat", "-q", "hang", "--progress")
+    said = read_until(fd, lambda said: b"3 done" in said and b"1 in flight" in said and said.count(b"printed") >= 3)
     Path("go").touch()
-    while b"4 done" not in said:
-        said += os.read(fd, 4096)
+    said = read_until(fd, lambda said: b"4 done" in said, said)
     os.write(fd, b"\x03")
-    while b"4 done, 0 failed, 0 retried in " not in said:
-        said += os.read(fd, 4096)
+    said = read_until(fd, lambda said: b"4 done, 0 failed, 0 retried in " in said, said)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(fd)
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", said)
