@@ -441,7 +441,6 @@ def _safe_hook(*, plain: bool) -> RenderHook:
 
 
 def _rows_of(out: Console, table: Table) -> list[list[str]]:
-    """The cells of a table as plain text, with its header if it shows one."""
     columns = [[*column.cells] for column in table.columns]
     if table.show_header:
         columns = [[column.header, *cells] for column, cells in zip(table.columns, columns, strict=True)]

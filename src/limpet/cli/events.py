@@ -116,7 +116,6 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _cells(event: Event) -> list[str]:
-    """The cells of an event's row. Stored fields can be of any type."""
     fields = event.fields
     took = fields.get("took_s")
     took_text = f"{took:.3f} s" if isinstance(took, (int, float)) and not isinstance(took, bool) else "-"

@@ -107,7 +107,6 @@ def print_queues(url: str, queues: Sequence[QueueSummary]) -> None:
 
 
 def _remark(each: QueueSummary) -> str:
-    """What stands behind the figures of a queue: its state, and figures that are rare."""
     if each.trouble:
         return f"[red]{clean(each.trouble)}[/red]"
     words = [state] if (state := state_text(each)) else []
@@ -434,12 +433,10 @@ def state_text(each: QueueSummary) -> str:
 
 
 def _left(width: int, figures: Sequence[str]) -> int:
-    """How many columns are left beside a queue's name and these figures."""
     return width - NAME_COLUMNS - sum(GAP + len(name) for name in figures) - 2 * GAP
 
 
 def _figure(each: QueueSummary, name: str) -> str:
-    """A count of a queue; with a plus if it is a lower bound."""
     value = getattr(each, name)
     return "-" if value is None else f"{value:,}{'+' if name in each.at_least else ''}"
 
@@ -452,7 +449,6 @@ def _sparkline(minutes: Sequence[int]) -> str:
 
 
 def _below(overview: FleetOverview) -> Iterator[str]:
-    """One line for each of the other parts that there are."""
     now = overview.at
     for broken in overview.alerts[:3]:
         yield f"[red]alert[/red] {clean(limit_message(broken))}"

@@ -102,7 +102,6 @@ class Argument:
         return made
 
     def _about(self, default: Any) -> dict[str, Any]:
-        """What options and arguments have in common."""
         is_required = default is Parameter.empty
         return {"envvar": self.envvar, "required": is_required} | ({} if is_required else {"default": default})
 
@@ -198,7 +197,6 @@ _NOUNS = {int: "a whole number", float: "a number"}
 
 
 def _some(kind: Any) -> Any:
-    """A type without None."""
     kinds = [part for part in typing.get_args(kind) if part is not types.NoneType]
     return kinds[0] if typing.get_origin(kind) in (types.UnionType, typing.Union) else kind
 

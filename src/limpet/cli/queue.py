@@ -233,7 +233,6 @@ def _show_traceback(text: str | None) -> None:
 
 
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts as people read them, in a fixed order."""
     rows = [("task", clean(facts["id"])), ("state", _state(facts))]
     if "asked_for" in facts:
         rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
@@ -269,7 +268,6 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _step(step: dict[str, Any]) -> str:
-    """A recorded step in one line."""
     if "kind" not in step:
         return clean(f"cannot be read: {step['error']}")
     took = f"waited {ago(step['waited_s'])}" if "waited_s" in step else f"{step['took_s']:g} s"
@@ -406,7 +404,6 @@ def _label(name: str) -> str:
 
 
 def _verdict(bills: dict[str, dict[str, Any]], provider: str) -> str:
-    """Which of the two is cheaper, in a sentence."""
     from limpet.queue.cost import SQS_BATCH, break_even
 
     mine, theirs = bills.get("this_queue", bills["limpet_100"])["dollars"], bills[f"sqs_{SQS_BATCH}"]["dollars"]

@@ -143,7 +143,6 @@ IDS_SHOWN = 10
 
 
 def _handle(url: str | None, queue: str) -> Queue:
-    """A queue that there is, to change it."""
     return limpet.open(url, create=False).check().queue(queue, create=False)
 
 
@@ -159,7 +158,6 @@ def _answer_first(first: bool, facts: dict[str, Any], text: str, else_text: str,
 
 @contextmanager
 def _hinting(kind: type[LimpetError], hint: str) -> Iterator[None]:
-    """Give the hint with an error of that kind."""
     try:
         yield
     except kind as error:

@@ -229,7 +229,6 @@ app = group(
 
 
 def _announce(kind: Kind, json: bool, here: str, fleet: str, guarded: bool) -> None:
-    """Print where the service listens, and how clients reach it."""
     if json:
         print_json({"url": here, "serves": kind, "fleet": fleet, "tokens": guarded})
         sys.stdout.flush()
@@ -315,7 +314,6 @@ def ui(
 
 
 def _announce_ui(open_browser: bool, read_only: bool, json: bool, here: str, fleet: str, guarded: bool) -> None:
-    """Print where the dashboard is, and open it if that was asked for."""
     if json:
         print_json({"url": here, "fleet": fleet, "token": guarded})
     else:

@@ -84,7 +84,6 @@ def doctor(
 
 
 def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: bool) -> None:
-    """Compare the rights of the key in use with those of a role."""
     from limpet.app.place import store_for
     from limpet.kernel.records import builtins
     from limpet.kernel.rights import OUTSIDE, VERBS, examine_rights, samples
@@ -124,7 +123,6 @@ def _examine_key(url: str, name: str | None, queues: Sequence[str], *, json: boo
 
 
 def _right(check: RightCheck | None) -> str:
-    """A right of a key in the table: as the role wants it, missing, or too much."""
     if check is None or check.may is None:
         return ""
     if check.ok:
@@ -163,7 +161,6 @@ def _print(url: str, report: Report, meter: MeteredStore) -> None:
 
 
 def _ms(value: float) -> str:
-    """Milliseconds, with the digits that say something."""
     return f"{value:.1f} ms" if value >= 1 else f"{value:.2g} ms"
 
 

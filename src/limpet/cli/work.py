@@ -572,7 +572,6 @@ def supervise(options: SuperviseOptions) -> None:
 
 
 def _shown(event: SyncEvent) -> tuple[dict[str, Any], list[str]]:
-    """The JSON object and the lines of text that show an event."""
     from limpet.queue.sync import Blocked, Disconnected, Reconnected
 
     match event:

@@ -162,7 +162,6 @@ class DemoRun:
         self.screen.note(f"an index for their results: {shards} empty shards, created with {spent} requests")
 
     def _work(self, workers: int, script: Script) -> None:
-        """Run so many workers until the queues are empty, and the script beside them."""
         order = WorkerOrder(
             target="limpet.demo.app:fleet",
             handler=None,
@@ -229,7 +228,6 @@ class DemoRun:
         self._kill(fold, "while it merged records into shards")
 
     def _strike_fan(self) -> Script:
-        """Kill a worker of the tasks that the durable task waits for, once it waits."""
         suspended = slow = None
         while suspended is None or slow is None:
             event = yield from self._until(lambda event: event.kind in ("suspended", "progress"))
@@ -249,7 +247,6 @@ class DemoRun:
         yield from self._until(lambda _: False)
 
     def _until(self, holds: Callable[[WorkerEvent], bool]) -> Generator[None, WorkerEvent, WorkerEvent]:
-        """Wait for an event of which that holds."""
         while True:
             event = yield
             if holds(event):
@@ -327,7 +324,6 @@ class DemoRun:
         )
 
     def _resume(self) -> None:
-        """Let the process go on that is stopped, if there is one."""
         if self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(self._stopped, signal.SIGCONT)

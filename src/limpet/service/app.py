@@ -346,7 +346,6 @@ class HttpApp:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return once the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         continue
 

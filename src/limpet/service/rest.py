@@ -472,7 +472,6 @@ def _no_functions(_: Request) -> Response:
 
 
 def _places_in_new(fields: Mapping[str, Any]) -> Iterator[Any]:
-    """What may become a folder of a new table or view: its location, and all of its properties."""
     yield fields.get("location")
     properties = fields.get("properties")
     yield from properties.values() if isinstance(properties, dict) else ()
@@ -579,7 +578,6 @@ def _etag(tag: str) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def _only_refs(metadata: bytes) -> bytes:
-    """The metadata with only those snapshots that have a branch or tag."""
     fields = msgspec.json.decode(metadata)
     named = {ref["snapshot-id"] for ref in (fields.get("refs") or {}).values()}
     fields["snapshots"] = [each for each in fields.get("snapshots") or () if each["snapshot-id"] in named]

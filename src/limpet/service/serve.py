@@ -296,7 +296,6 @@ def _serve(
 def _accept_tls(
     server: Any, app: HttpApp, limiter: ConnectionLimiter, context: ssl.SSLContext, listener: socket.socket
 ) -> None:
-    """Make uvicorn's server accept its connections through a `TlsAcceptor`."""
     start = server.startup
 
     def protocol(connection: Connection) -> LimitedProtocol:

@@ -440,7 +440,6 @@ def _probe(runtime: Runtime) -> str:
 def _sent(
     bucket: S3Bucket, method: str, key: str, keys: S3Keys, runtime: Runtime, unsigned: Mapping[str, str] | None = None
 ) -> int:
-    """The status of one request to the store.   Raises: Unavailable."""
     region = bucket.region or REGION_DEFAULT
     server = urlsplit(bucket.endpoint or f"https://s3.{region}.amazonaws.com")
     path = encoded(f"/{bucket.name}/{key}", keep="/")

@@ -130,7 +130,6 @@ def header(headers: Headers, name: bytes) -> bytes | None:
 
 @lru_cache(maxsize=256)
 def _host_in(sent: str) -> str:
-    """The host name in a Host header, without the port; empty if it has none."""
     try:
         return urlsplit(f"//{sent}").hostname or ""
     except ValueError:

@@ -211,8 +211,6 @@ _NameText = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class _RetryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One task by its `id`, a `group` by its error, or `all`."""
-
     id: _NameText | None = None
     group: _Text | None = None
     all: bool = False
@@ -408,7 +406,6 @@ class UiPart(ServicePart):
     # ---- actions ----
 
     def _retry(self, request: Request) -> dict[str, Any]:
-        """Retry one task, a group or all: exactly one of them must be named."""
         body, queue = request.struct(_RetryBody), request.names[0]
         if (body.id is not None) + (body.group is not None) + body.all != 1:
             raise Invalid("say which task to retry: one id, one group, or all")
