@@ -306,14 +306,12 @@ def _bound(function: Callable[..., Any]) -> tuple[list[click.Parameter], Callabl
             parameters.append(_parameter(name, hints[name], defaults[name]))
 
     def call(**given: Any) -> Any:
-        context = click.get_current_context()
         for name, value in given.items():
             if isinstance(value, tuple):
                 given[name] = [*value] or (None if defaults[name] is None else [])
-        context.params.update(given)
         for name, inner in bundles.items():
             given[name] = hints[name](**{each: given.pop(each) for each in inner})
-        return function(**given, **dict.fromkeys(contexts, context))
+        return function(**given, **dict.fromkeys(contexts, click.get_current_context()))
 
     return parameters, call
 
