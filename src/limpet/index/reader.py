@@ -198,7 +198,8 @@ class Reader:
             return None
 
     def _of_shard(self, shard: str, keys: Sequence[str], share: int) -> list[bytes]:
-        size = self._size(shard)
+        count = self._count(shard)  # the size as last seen, as recorded, or as the store says
+        size = self._sizes.get(shard, count.size if count else 0) or self._ask_size(shard)
         if size <= len(keys) * share:
             return self.checked_lines(shard, self._storage.shard(shard).data)
         return [line for key in keys for line in self._in_shard(key, shard, self._sizes.get(shard, size))]
@@ -249,8 +250,12 @@ class Reader:
         Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
         """
         work = self._storage.work()
-        if on_damage is None:
-            for shards in self._groups(work):
+
+        def size_of(shard: str) -> int:
+            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
+
+        if on_damage is None:  # shards are read in groups; one with waiting objects is a group alone
+            for shards in batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS):
                 yield from self._scan(shards, work)
             return
         for shard in shard_ids(self._manifest.depth):
@@ -277,14 +282,6 @@ class Reader:
         lines = self._schema.lines(data, what=self._storage.keys.shard(shard))
         self.check_records(shard, len(lines))
         return lines
-
-    def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
-        """All shards, in groups that are read together; a shard with waiting objects is a group alone."""
-
-        def size_of(shard: str) -> int:
-            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
-
-        return batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS)
 
     def waiting(self, shard: str, work: WaitingShards) -> list[bytes]:
         """The lines that wait for a shard, checked.   Raises: Corrupt.   Cost: as `IndexStorage.waiting`."""
@@ -327,14 +324,6 @@ class Reader:
             return self._seek(key, at, size, shard=shard)
         except Missing:
             raise self._storage.no_shard(shard) from None
-
-    def _size(self, shard: str) -> int:
-        """The approximate size of a shard: as last seen, as recorded, or as the store says."""
-        size = self._sizes.get(shard)
-        if size is None:
-            count = self._count(shard)
-            size = count.size if count else 0
-        return size or self._ask_size(shard)
 
     def _ask_size(self, shard: str) -> int:
         self._sizes[shard] = self._storage.shard_stat(shard).size
