@@ -84,8 +84,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
     """
     schema, form = index.manifest.schema, FORMATS[order.format]
     decode, decode_many = form.decoder(chunk.names, schema), form.bulk_decoder(chunk.names, schema)
-    common = stamp_text(order.at)
-    times = FixedTimes(common, order.at + AHEAD_MAX)
+    times = FixedTimes(stamp_text(order.at), order.at + AHEAD_MAX)
     winners: dict[str, bytes] = {}
     bad: list[Bad] = []
     records = looked_at = 0
@@ -114,7 +113,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
             if (
                 standing is None
                 # all records without `updated_at` have the same stamp: of those the last in the file wins
-                or schema.stamp_of(line) == schema.stamp_of(standing) == common
+                or schema.stamp_of(line) == schema.stamp_of(standing) == times.common
                 or rank(line, schema.shape) > rank(standing, schema.shape)
             ):
                 winners[key] = line
