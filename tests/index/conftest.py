@@ -8,8 +8,10 @@ import pytest
 
 import limpet
 from limpet.app import Fleet
+from limpet.kernel.store import MemoryStore
+from support.clock import ManualRuntime, Time
 
-__all__ = ["fleet", "pytest_collection_modifyitems"]
+__all__ = ["bucket", "fleet", "pytest_collection_modifyitems", "time"]
 
 OF_THE_STORE = ("test_index_conformance", "test_index_verify")
 """What these do depends on the store. What others do with records is the same on each: a bucket runs them in full."""
@@ -34,3 +36,15 @@ def fleet(url: str) -> Fleet:
     fleet = limpet.open(url)
     fleet.check()
     return fleet
+
+
+@pytest.fixture
+def time() -> Time:
+    """The virtual time of `bucket`."""
+    return Time()
+
+
+@pytest.fixture
+def bucket(time: Time) -> MemoryStore:
+    """An empty bucket on that time."""
+    return MemoryStore(ManualRuntime(time))

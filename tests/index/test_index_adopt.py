@@ -69,12 +69,17 @@ def index(fleet: Fleet) -> Index[Domain]:
 
 
 @pytest.fixture
-def memory() -> tuple[Fleet, Index[Domain]]:
-    """The same, in memory."""
-    fleet = limpet.open("memory://")
-    index = fleet.index("domains", Domain, key="domain")
+def near() -> Fleet:
+    """A fleet in memory."""
+    return limpet.open("memory://")
+
+
+@pytest.fixture
+def domains(near: Fleet) -> Index[Domain]:
+    """The same index there."""
+    index = near.index("domains", Domain, key="domain")
     assert index.manifest.depth == 2
-    return fleet, index
+    return index
 
 
 def take(index: Index[Any], source: FileSource | None = None, *, quiesced: bool = False) -> AdoptReport:
@@ -103,29 +108,27 @@ def test_the_seed_s_own_layout(fleet: Fleet, index: Index[Domain]) -> None:
     assert {record.domain for record in index.scan()} == {*names, "mine.com"}
 
 
-def test_twice_changes_nothing(memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
+def test_twice_changes_nothing(near: Fleet, domains: Index[Domain]) -> None:
     for n in range(5):
-        put(fleet, f"site{n}.com.usv", seeded(f"site{n}.com", n)[: -1 if n % 2 else None])
-    put(fleet, "old.com.usv", plain("old.com", "Old"))
-    take(index)
-    index.compile(full=True)
-    shards = {stat.key: fleet.store.get(stat.key).data for stat in fleet.store.list(KEYS.shards)}
+        put(near, f"site{n}.com.usv", seeded(f"site{n}.com", n)[: -1 if n % 2 else None])
+    put(near, "old.com.usv", plain("old.com", "Old"))
+    take(domains)
+    domains.compile(full=True)
+    shards = {stat.key: near.store.get(stat.key).data for stat in near.store.list(KEYS.shards)}
     shards = {key: data for key, data in shards.items() if key.endswith(".usv")}
-    take(index)
-    index.compile(full=True)
-    assert {key: fleet.store.get(key).data for key in shards} == shards
+    take(domains)
+    domains.compile(full=True)
+    assert {key: near.store.get(key).data for key in shards} == shards
 
 
-def test_a_later_record_and_a_tombstone_stand(memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
-    put(fleet, "a.com.usv", seeded("a.com", 1))
-    put(fleet, "b.com.usv", seeded("b.com", 1))
-    index.put(Domain("a.com", "new", 2))
-    index.delete("b.com")
-    assert take(index).records == 2
-    index.compile(full=True)
-    assert [(record.domain, record.company_name) for record in index.scan()] == [("a.com", "new")]
+def test_a_later_record_and_a_tombstone_stand(near: Fleet, domains: Index[Domain]) -> None:
+    put(near, "a.com.usv", seeded("a.com", 1))
+    put(near, "b.com.usv", seeded("b.com", 1))
+    domains.put(Domain("a.com", "new", 2))
+    domains.delete("b.com")
+    assert take(domains).records == 2
+    domains.compile(full=True)
+    assert [(record.domain, record.company_name) for record in domains.scan()] == [("a.com", "new")]
 
 
 GOOD: dict[str, tuple[bytes, Domain]] = {
@@ -143,22 +146,20 @@ GOOD: dict[str, tuple[bytes, Domain]] = {
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_what_is_tolerated(memory: tuple[Fleet, Index[Domain]], case: str) -> None:
-    fleet, index = memory
+def test_what_is_tolerated(near: Fleet, domains: Index[Domain], case: str) -> None:
     data, wanted = GOOD[case]
-    put(fleet, "a.com.usv", data)
-    assert take(index).bad == []
-    assert index.get("a.com") == wanted
+    put(near, "a.com.usv", data)
+    assert take(domains).bad == []
+    assert domains.get("a.com") == wanted
 
 
 @pytest.mark.parametrize("fields", [("a.com",), ("a.com", "A"), ("a.com", "A", "1"), ("a.com", "A", "1", "")])
-def test_without_a_time_that_of_the_file_counts(memory: tuple[Fleet, Index[Domain]], fields: tuple[str, ...]) -> None:
-    fleet, index = memory
-    put(fleet, "a.com.usv", plain(*fields))
-    take(index)
-    found = index.get("a.com")
+def test_without_a_time_that_of_the_file_counts(near: Fleet, domains: Index[Domain], fields: tuple[str, ...]) -> None:
+    put(near, "a.com.usv", plain(*fields))
+    take(domains)
+    found = domains.get("a.com")
     assert found is not None
-    assert found.updated_at == fleet.store.head(Key(f"{KEYS.root}/a.com.usv")).modified
+    assert found.updated_at == near.store.head(Key(f"{KEYS.root}/a.com.usv")).modified
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {
@@ -176,37 +177,34 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_files_are_reported_and_kept_and_the_rest_goes_on(memory: tuple[Fleet, Index[Domain]], case: str) -> None:
-    fleet, index = memory
+def test_bad_files_are_reported_and_kept_and_the_rest_goes_on(near: Fleet, domains: Index[Domain], case: str) -> None:
     name, data, said = BAD[case]
-    put(fleet, name, data)
-    put(fleet, "good.com.usv", seeded("good.com"))
-    report = take(index, quiesced=True)
+    put(near, name, data)
+    put(near, "good.com.usv", seeded("good.com"))
+    report = take(domains, quiesced=True)
     [bad] = report.bad
     assert bad.name == name
     assert said in bad.reason
     assert (report.files, report.deleted) == (1, 1)
-    assert fleet.store.get(Key(f"{KEYS.root}/{name}")).data == data
-    assert [record.domain for record in index.scan()] == ["good.com"]
+    assert near.store.get(Key(f"{KEYS.root}/{name}")).data == data
+    assert [record.domain for record in domains.scan()] == ["good.com"]
 
 
-def test_other_files_and_folders_are_left_alone(memory: tuple[Fleet, Index[Domain]]) -> None:
+def test_other_files_and_folders_are_left_alone(near: Fleet, domains: Index[Domain]) -> None:
     """What lies in folders of the index is its own."""
-    fleet, index = memory
-    index.put(Domain("mine.com", "x", 1))
-    index.compile(full=True)
-    index.put_many([Domain(f"w{n}.com", "x", 1) for n in range(20)])
+    domains.put(Domain("mine.com", "x", 1))
+    domains.compile(full=True)
+    domains.put_many([Domain(f"w{n}.com", "x", 1) for n in range(20)])
     for name in ("a.com.usv", "notes.txt", "inbox0.usv", "zz.com.usv"):
-        put(fleet, name, seeded(name.removesuffix(".usv")))
-    before = {stat.key for stat in fleet.store.list(KEYS.root)}
-    report = take(index, quiesced=True)
+        put(near, name, seeded(name.removesuffix(".usv")))
+    before = {stat.key for stat in near.store.list(KEYS.root)}
+    report = take(domains, quiesced=True)
     assert (report.files, report.ignored, report.ignored_names, report.bad) == (3, 1, ["notes.txt"], [])
-    after = {stat.key for stat in fleet.store.list(KEYS.root)}
+    after = {stat.key for stat in near.store.list(KEYS.root)}
     assert before - after == {f"{KEYS.root}/{name}" for name in ("a.com.usv", "inbox0.usv", "zz.com.usv")}
 
 
-def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, domains: Index[Domain]) -> None:
     folder = tmp_path / "domains"
     (folder / "shards").mkdir(parents=True)
     (folder / "deeper").mkdir()
@@ -219,31 +217,29 @@ def test_a_folder_with_names_that_no_store_would_have(tmp_path: Path, memory: tu
     (folder / "shards" / "5e.usv").write_bytes(many)
     (folder / "shards" / "5e.lock").write_text("{}")
     (folder / "datapackage.json").write_text("{}")
-    report = take(index, FolderSource(folder, RECORD_FOLDERS))
+    report = take(domains, FolderSource(folder, RECORD_FOLDERS))
     assert (report.files, report.records, report.locks) == (6, 35, 1)
     assert (report.ignored, report.ignored_names) == (2, ["deeper/no.com.usv", "datapackage.json"])
     assert [bad.name for bad in report.bad] == ["link.com.usv"]
     wanted = {"Example.COM", "a b.com", "é.com", "x/y", "=61.com", *(f"s{n}.com" for n in range(30))}
-    assert {record.domain for record in index.scan()} == wanted
+    assert {record.domain for record in domains.scan()} == wanted
     left = sorted(path.name for path in folder.rglob("*.usv"))
-    assert take(index, FolderSource(folder, RECORD_FOLDERS), quiesced=True).deleted == 6 + 1, "the lock goes too"
+    assert take(domains, FolderSource(folder, RECORD_FOLDERS), quiesced=True).deleted == 6 + 1, "the lock goes too"
     assert sorted(path.name for path in folder.rglob("*.usv")) == ["link.com.usv", "no.com.usv"]
     assert len(left) == 8
-    assert {record.domain for record in index.scan()} == wanted
+    assert {record.domain for record in domains.scan()} == wanted
 
 
-def test_the_time_of_a_file_in_a_folder(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_the_time_of_a_file_in_a_folder(tmp_path: Path, domains: Index[Domain]) -> None:
     (tmp_path / "a.com.usv").write_bytes(plain("a.com"))
     os.utime(tmp_path / "a.com.usv", (AT.timestamp(), AT.timestamp()))
-    take(index, FolderSource(tmp_path, RECORD_FOLDERS))
-    found = index.get("a.com")
+    take(domains, FolderSource(tmp_path, RECORD_FOLDERS))
+    found = domains.get("a.com")
     assert found is not None
     assert found.updated_at == AT
 
 
-def test_a_prefix_of_another_store(fleet: Fleet, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_a_prefix_of_another_store(fleet: Fleet, domains: Index[Domain]) -> None:
     fleet.store.put(Key("old/domains/a.com.usv"), seeded("a.com"))
     fleet.store.put(Key("old/domains/inbox/b.com.usv"), seeded("b.com"))
     fleet.store.put(Key("old/domains/manifest.json"), b'{"shards": 1}')
@@ -251,79 +247,71 @@ def test_a_prefix_of_another_store(fleet: Fleet, memory: tuple[Fleet, Index[Doma
     fleet.store.put(Key("old/domains/shards/deeper/x.usv"), seeded("x.com"))
     fleet.store.put(Key("old/domains/zzz/a.usv"), seeded("e.com"))
     source = StoreSource(fleet.store, "old/domains", RECORD_FOLDERS)
-    assert take(index, source, quiesced=True).deleted == 2
-    assert {record.domain for record in index.scan()} == {"a.com", "c.com", "d.com"}
+    assert take(domains, source, quiesced=True).deleted == 2
+    assert {record.domain for record in domains.scan()} == {"a.com", "c.com", "d.com"}
     assert len([*fleet.store.list("old/domains")]) == 4
 
 
-def test_of_a_shard_all_or_nothing(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_of_a_shard_all_or_nothing(tmp_path: Path, domains: Index[Domain]) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com") + plain("b.com", "B", "x"))
-    report = take(index, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
+    report = take(domains, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
     [bad] = report.bad
     assert bad.name == "shards/5e.usv"
     assert "record 2" in bad.reason
-    assert [*index.scan()] == []
+    assert [*domains.scan()] == []
     assert (tmp_path / "shards" / "5e.usv").exists()
 
 
-def test_the_newest_of_several_wins(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_the_newest_of_several_wins(tmp_path: Path, domains: Index[Domain]) -> None:
     (tmp_path / "shards").mkdir()
     newer = seeded("a.com", 2, "2026-02-01T00:00:00Z")
     (tmp_path / "shards" / "5e.usv").write_bytes(seeded("a.com", 1) + newer + seeded("a.com", 3))
     (tmp_path / "a.com.usv").write_bytes(seeded("a.com", 4))
-    take(index, FolderSource(tmp_path, RECORD_FOLDERS))
-    found = index.get("a.com")
+    take(domains, FolderSource(tmp_path, RECORD_FOLDERS))
+    found = domains.get("a.com")
     assert found is not None
     assert found.scraper_version == 2
 
 
-def test_shards_of_our_own_are_refused(memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
-    index.put(Domain("a.com", "A", 1))
-    index.compile(full=True)
+def test_shards_of_our_own_are_refused(near: Fleet, domains: Index[Domain]) -> None:
+    domains.put(Domain("a.com", "A", 1))
+    domains.compile(full=True)
     other = limpet.open("memory://").index("other", Domain, key="domain")
     assert other.manifest.depth == 2
     with pytest.raises(Invalid, match="an index of Limpet") as error:
-        take(other, StoreSource(fleet.store, KEYS.root, RECORD_FOLDERS), quiesced=True)
+        take(other, StoreSource(near.store, KEYS.root, RECORD_FOLDERS), quiesced=True)
     assert "export" in error.value.hint
     assert [*other.scan()] == []
 
 
-def test_no_folder_and_no_index(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
+def test_no_folder_and_no_index(tmp_path: Path, near: Fleet, domains: Index[Domain]) -> None:
     with pytest.raises(Missing, match="no folder"):
-        take(index, FolderSource(tmp_path / "nowhere", RECORD_FOLDERS))
+        take(domains, FolderSource(tmp_path / "nowhere", RECORD_FOLDERS))
     with pytest.raises(Missing, match="no index"):
-        take(fleet.index("nowhere"))
+        take(near.index("nowhere"))
 
 
-def test_large_takes_are_put_in_parts(
-    tmp_path: Path, memory: tuple[Fleet, Index[Domain]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_takes_are_put_in_parts(tmp_path: Path, domains: Index[Domain], monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays bounded; each part is durable before its files go."""
-    _, index = memory
     monkeypatch.setattr("limpet.index.maintain.import_existing.PACKS_BYTES", 2000)
     for n in range(600):
         (tmp_path / f"s{n}.com.usv").write_bytes(seeded(f"s{n}.com", n))
-    report = take(index, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
+    report = take(domains, FolderSource(tmp_path, RECORD_FOLDERS), quiesced=True)
     assert (report.files, report.deleted) == (600, 600)
     assert report.packs > len({shard_id(f"s{n}.com") for n in range(600)})
-    assert len([*index.scan()]) == 600
+    assert len([*domains.scan()]) == 600
 
 
-def test_cost(memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
+def test_cost(near: Fleet, domains: Index[Domain]) -> None:
     names = [f"site{n}.com" for n in range(300)]
     for name in names:
-        put(fleet, f"{name}.usv", seeded(name))
-    index.put(Domain("clock.com", None, None))
-    index.compile(full=True)
+        put(near, f"{name}.usv", seeded(name))
+    domains.put(Domain("clock.com", None, None))
+    domains.compile(full=True)
     shards = len({shard_id(name) for name in names})
-    with fleet.meter.measure() as cost:
-        take(index, quiesced=True)
+    with near.meter.measure() as cost:
+        take(domains, quiesced=True)
     # one LIST for each folder that is jumped over, and the first
     assert cost.requests == {"get": 301, "put": shards, "delete": 300, "list": 2}
 
@@ -343,14 +331,13 @@ class Refusing:
         return {name: Denied("no") for name in names}
 
 
-def test_what_cannot_be_deleted_is_reported(tmp_path: Path, memory: tuple[Fleet, Index[Domain]]) -> None:
-    _, index = memory
+def test_what_cannot_be_deleted_is_reported(tmp_path: Path, domains: Index[Domain]) -> None:
     (tmp_path / "a.com.usv").write_bytes(seeded("a.com"))
-    report = take(index, Refusing(FolderSource(tmp_path, RECORD_FOLDERS)), quiesced=True)
+    report = take(domains, Refusing(FolderSource(tmp_path, RECORD_FOLDERS)), quiesced=True)
     assert (report.files, report.deleted) == (1, 0)
     [bad] = report.bad
     assert "not deleted" in bad.reason
-    assert index.get("a.com") is not None
+    assert domains.get("a.com") is not None
 
 
 def test_a_crash_at_any_write_loses_nothing() -> None:
@@ -401,10 +388,9 @@ def _opened(bucket: MemoryStore, before: Callable[[str], None], *, load: bool = 
 
 
 def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
-    fleet: Fleet, memory: tuple[Fleet, Index[Domain]], tmp_path: Path
+    near: Fleet, domains: Index[Domain], tmp_path: Path
 ) -> None:
     """In 0.1 empty shards were called bad, and `inbox/<xx>/*.usv` was passed over without a word."""
-    _, index = memory
     files = {
         "shards/00.usv": b"",
         "shards/01.usv": seeded("b.com"),
@@ -414,12 +400,12 @@ def test_empty_shards_are_fine_and_an_inbox_by_shards_is_taken_in(
     for name, data in files.items():
         (tmp_path / "old" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "old" / name).write_bytes(data)
-        fleet.store.put(Key(f"old/{name}"), data)
-    for source in (FolderSource(tmp_path / "old", RECORD_FOLDERS), StoreSource(fleet.store, "old", RECORD_FOLDERS)):
-        report = take(index, source)
+        near.store.put(Key(f"old/{name}"), data)
+    for source in (FolderSource(tmp_path / "old", RECORD_FOLDERS), StoreSource(near.store, "old", RECORD_FOLDERS)):
+        report = take(domains, source)
         assert (report.files, report.records) == (3, 2)
         assert [bad.name for bad in report.bad] == ["inbox/3b/wrong.com.usv"]
-    assert {record.domain for record in index.scan()} == {"a.com", "b.com"}
+    assert {record.domain for record in domains.scan()} == {"a.com", "b.com"}
 
 
 # ---- in place ----
@@ -485,20 +471,19 @@ def test_in_place_one_bad_file_and_nothing_is_changed() -> None:
     assert under(fleet.store, KEYS.root) == files
 
 
-def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(memory: tuple[Fleet, Index[Domain]]) -> None:
-    fleet, index = memory
-    index.put_many([Domain(f"site{n}.com", None, n) for n in range(900)])
-    index.compile(full=True)
-    index.put_many([Domain(f"more{n}.com", None, n) for n in range(900)])
-    fleet.store.delete(KEYS.manifest)
-    before = under(fleet.store, KEYS.root)
+def test_in_place_an_index_of_our_own_without_its_manifest_is_left_alone(near: Fleet, domains: Index[Domain]) -> None:
+    domains.put_many([Domain(f"site{n}.com", None, n) for n in range(900)])
+    domains.compile(full=True)
+    domains.put_many([Domain(f"more{n}.com", None, n) for n in range(900)])
+    near.store.delete(KEYS.manifest)
+    before = under(near.store, KEYS.root)
     with pytest.raises(Corrupt, match="an index of Limpet"):
-        fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
-    fleet.store.delete_many([stat.key for stat in fleet.store.list(KEYS.packs)])
-    report = fleet.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
+        near.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
+    near.store.delete_many([stat.key for stat in near.store.list(KEYS.packs)])
+    report = near.index("domains", Domain, key="domain").adopt_in_place(quiesced=True)
     assert report.bad, "its lines have a field more"
     assert {name: data for name, data in before.items() if not name.startswith("packs/")} == under(
-        fleet.store, KEYS.root
+        near.store, KEYS.root
     )
 
 
@@ -550,9 +535,10 @@ def test_a_file_that_is_not_named_by_its_key_is_taken_by_it_if_that_is_said(flee
     assert {record.domain for record in index.scan()} == {"a.com", "b.com", "c.com"}
 
 
-def test_a_manifest_of_limpet_that_cannot_be_read_is_no_other_program_s(memory: tuple[Fleet, Index[Domain]]) -> None:
+def test_a_manifest_of_limpet_that_cannot_be_read_is_no_other_program_s() -> None:
     """It is not replaced: that would forget the index."""
-    fleet, _ = memory
+    fleet = limpet.open("memory://")
+    assert fleet.index("domains", Domain, key="domain").manifest.depth == 2
     data = fleet.store.get(KEYS.manifest).data
     for rotten in (data[:-9], data.replace(b'"fields"', b'"felds"'), b"", b"[]"):
         fleet.store.put(KEYS.manifest, rotten)

@@ -169,7 +169,7 @@ def _encoder(kind: Kind, seen: Mapping[str, datetime]) -> tuple[RecordEncoder[An
     runtime = ManualRuntime()
     giver = Stamps(MemoryStore(runtime), runtime, Floor(runtime))
     giver.remember(SCOPE, {key: stamp_text(when) for key, when in seen.items()})
-    return RecordEncoder(kind.schema, kind.typed, giver, SCOPE), Times(giver)
+    return RecordEncoder(kind.schema, kind.typed), Times(giver, SCOPE)
 
 
 def _one_by_one(kind: Kind, records: Sequence[Any], seen: Mapping[str, datetime]) -> EncodedRecords | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -25,60 +25,10 @@ from support.index import NAME, Rec, at, keys_in, line_count, objects, shard_dat
 NASTY = 'quote " slash \\ null \\N line \n return \r unit \x1f record \x1e nul \x00 del \x7f sep \u2028 crab \U0001f980'
 
 KEYS = [
-    "a.com",
-    "A.com",
-    "a/b",
-    "/",
-    "//x",
-    ".",
-    "..",
-    "../../escape",
-    ".hidden",
-    "~",
-    "~/",
-    "a~b",
-    "%",
-    "%2e",
-    "%41",
-    "100%",
-    "a b",
-    " ",
-    "\t",
-    "\n",
-    "a\nb",
-    "\x1f",
-    "\x1e",
-    "\x00",
-    "\x7f",
-    "\\",
-    "\\N",
-    "\\n",
-    "é",
-    "e\u0301",
-    "É",
-    "ß",
-    "SS",
-    "日本語",
-    "\U0001f980",
-    "\u2028",
-    "con.json",
-    "x.usv",
-    "x.versions",
-    ".uploads",
-    "k",
-    "k/x",
-    "=",
-    "=41",
-    "#1",
-    "?q=1&r=2",
-    "*",
-    "'",
-    '"',
-    "x" * 300,
-    "X" * 300,
-    "x" * 2000,
-    "ü" * 1000,
-    "/" * 500,
+    *["a.com", "A.com", "a/b", "/", "//x", ".", "..", "../../escape", ".hidden", "~", "~/", "a~b", "%", "%2e", "%41"],
+    *["100%", "a b", " ", "\t", "\n", "a\nb", "\x1f", "\x1e", "\x00", "\x7f", "\\", "\\N", "\\n", "é", "e\u0301"],
+    *["É", "ß", "SS", "日本語", "\U0001f980", "\u2028", "con.json", "x.usv", "x.versions", ".uploads", "k", "k/x", "="],
+    *["=41", "#1", "?q=1&r=2", "*", "'", '"', "x" * 300, "X" * 300, "x" * 2000, "ü" * 1000, "/" * 500],
 ]
 
 
@@ -143,13 +93,13 @@ def all_of(index: Index[Any]) -> dict[str, Any]:
     return by_key
 
 
-def everywhere(index: Index[Any], check: Callable[[], None]) -> None:
-    """The same while it waits, and when it is compiled."""
-    check()
+def everywhere(index: Index[Any]) -> Iterator[None]:
+    """While it waits, and when it is compiled: what is asserted must hold each time."""
+    yield
     index.compile()
-    check()
+    yield
     index.compile(full=True)
-    check()
+    yield
 
 
 # ---- put, get, delete, scan ----
@@ -159,14 +109,18 @@ def test_put_get_delete(fleet: Fleet) -> None:
     index = fleet.index(NAME, Rec, key="key")
     assert index.get("a") is None
     index.put(Rec("a", "one"))
-    everywhere(index, lambda: _is(index, "a", Rec("a", "one")))
+    for _ in everywhere(index):
+        _is(index, "a", Rec("a", "one"))
     index.put({"key": "a", "text": "two"})
-    everywhere(index, lambda: _is(index, "a", Rec("a", "two")))
+    for _ in everywhere(index):
+        _is(index, "a", Rec("a", "two"))
     index.delete("a")
     index.delete("never put")
-    everywhere(index, lambda: _is(index, "a", None))
+    for _ in everywhere(index):
+        _is(index, "a", None)
     index.put(Rec("a"))
-    everywhere(index, lambda: _is(index, "a", Rec("a")))
+    for _ in everywhere(index):
+        _is(index, "a", Rec("a"))
     assert limpet.open(fleet.url).index(NAME).get("a")["text"] is None  # type: ignore[index]
 
 
@@ -198,12 +152,10 @@ def test_singles_packs_and_shard_are_read_together(fleet: Fleet) -> None:
         back: Rec(back, "back"),
     }
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert {key: index.get(key) for key in (*wanted, gone)} == {**wanted, gone: None}
         assert index.get_many([*wanted, gone]) == wanted
         assert all_of(index) == wanted
-
-    everywhere(index, check)
     assert objects(fleet.store, "packs") == objects(fleet.store, "inbox") == []
 
 
@@ -212,10 +164,8 @@ def test_put_many_returns_how_many_keys_and_the_last_of_each_counts(near: Fleet)
     assert index.put_many(Rec(f"k{n % 50}", str(n)) for n in range(200)) == 50
     assert index.put_many([]) == 0
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert all_of(index) == {f"k{n}": Rec(f"k{n}", str(150 + n)) for n in range(50)}
-
-    everywhere(index, check)
 
 
 def test_a_put_many_is_all_good_or_nothing(near: Fleet) -> None:
@@ -232,12 +182,10 @@ def test_every_kind_of_value(near: Fleet) -> None:
     index.put(FULL)
     index.put_many([empty, Everything("nothing")])
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert index.get("a") == FULL
         assert index.get("b") == empty
         assert index.get("nothing") == Everything("nothing")
-
-    everywhere(index, check)
 
 
 def test_every_key(fleet: Fleet) -> None:
@@ -272,11 +220,9 @@ def test_integer_keys(near: Fleet) -> None:
         index.put(Numbered(n, str(n)))
     index.delete(10)
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert {n: index.get(n) for n in numbers} == {n: Numbered(n, str(n)) if n != 10 else None for n in numbers}
         assert {*index.get_many(numbers)} == {*numbers} - {10}
-
-    everywhere(index, check)
     for wrong in ("1", 1.0, True, None):
         with pytest.raises(Invalid):
             index.get(wrong)  # type: ignore[arg-type]
@@ -346,7 +292,8 @@ def test_a_struct_a_package_and_no_type(near: Fleet) -> None:
     pages = near.index("pages", Page, key="url")
     pages.put(Page("u", 3))
     pages.put({"url": "v"})
-    everywhere(pages, lambda: _pages(pages, near))
+    for _ in everywhere(pages):
+        _pages(pages, near)
     domains = near.index("domains", PACKAGE)
     domains.put({"domain": "a.com", "rank": 7})
     found = near.index("domains").get("a.com")
@@ -372,9 +319,11 @@ def test_a_record_may_bring_its_own_time_and_the_later_one_wins(near: Fleet) -> 
     def check() -> None:
         assert index.get("a") == Stamped("a", at(20))
 
-    everywhere(index, check)
+    for _ in everywhere(index):
+        check()
     index.put(Stamped("a", at(15)))
-    everywhere(index, check)
+    for _ in everywhere(index):
+        check()
     with pytest.raises(Invalid, match="more than a day ahead"):
         index.put(Stamped("a", datetime.now(UTC) + timedelta(days=2)))
     with pytest.raises(Invalid, match="time zone"):
@@ -398,12 +347,10 @@ def test_a_tie_is_won_by_content_wherever_the_two_meet(near: Fleet) -> None:
             index.compile(full=True)
         index.put(records[key, second])
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert [index.get(key) for key in keys] == [Rec(key, "top") for key in keys]
         found = all_of(index)
         assert [found[key] for key in keys] == [Rec(key, "top") for key in keys]
-
-    everywhere(index, check)
 
 
 # ---- several handles ----
@@ -772,11 +719,9 @@ def test_strange_folders_and_empty_objects_are_no_trouble(near: Fleet) -> None:
     near.store.put(Key(f"{root}/packs/lost+found/a.usv"), b"a")
     near.store.put(Key(f"{root}/packs/3a/0.usv"), b"")
 
-    def check() -> None:
+    for _ in everywhere(index):
         assert index.get(key) == Rec(key)
         assert all_of(index) == {key: Rec(key)}
-
-    everywhere(index, check)
     assert len(objects(near.store, "packs")) == 2
 
 

@@ -533,15 +533,7 @@ def test_one_bad_line_is_named_in_plain_words(fleet: Fleet, index: Index[Rec]) -
 def test_the_only_errors_are_limpets_own(fleet: Fleet, index: Index[Rec]) -> None:
     """Whatever is in an object of an index, its readers raise errors of Limpet's, or answer."""
     rubbish = [
-        b"",
-        b"\n",
-        b"\x1f\n",
-        b"\x1f" * 5000 + b"\n",
-        b"\\\n",
-        b"\xff\xfe\n",
-        b"a\x1f" * 20,
-        b"\x00" * 100,
-        b"{}",
+        *[b"", b"\n", b"\x1f\n", b"\x1f" * 5000 + b"\n", b"\\\n", b"\xff\xfe\n", b"a\x1f" * 20, b"\x00" * 100, b"{}"],
     ]
     places = [AT, KEYS.pack(SHARD, "x"), KEYS.single(SHARD, MANY[0], "2030-01-01T00:00:00.000000Z", "x"), KEYS.manifest]
     reads: list[Callable[[], object]] = [

@@ -103,9 +103,8 @@ def test_columns_may_be_left_out_unless_they_must_be_there(index: Index[Any]) ->
         ("", "the file is empty"),
         ("domain;title\na;b\n", "the header has one field, 'domain;title'"),
     ]:
-        with pytest.raises(Invalid) as error:
+        with pytest.raises(Invalid, match=re.escape(said)):
             _import(index, text)
-        assert said in str(error.value)
     assert [*_values(index)] == ["a.com"]
 
 
@@ -203,9 +202,8 @@ def test_bytes_that_are_not_utf_8(index: Index[Any]) -> None:
     ],
 )
 def test_json_lines_that_are_bad(index: Index[Any], line: str, said: str) -> None:
-    with pytest.raises(Invalid) as error:
+    with pytest.raises(Invalid, match=re.escape(said)):
         _import(index, f'{{"domain": "good"}}\n{line}\n', "jsonl")
-    assert said in str(error.value)
 
 
 def _parquet(**columns: Any) -> bytes:
@@ -240,9 +238,8 @@ def test_parquet_of_others(index: Index[Any]) -> None:
     ],
 )
 def test_parquet_that_is_bad(index: Index[Any], columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid) as error:
+    with pytest.raises(Invalid, match=re.escape(said)):
         _import(index, _parquet(**columns), "parquet")
-    assert said in str(error.value)
 
 
 def test_parquet_values_that_python_cannot_hold(index: Index[Any], tmp_path: Path) -> None:
@@ -290,9 +287,8 @@ def test_lines_of_another_index_with_its_tombstones(fleet: Fleet) -> None:
     ],
 )
 def test_lines_that_are_bad(index: Index[Any], line: bytes, said: str) -> None:
-    with pytest.raises(Invalid) as error:
+    with pytest.raises(Invalid, match=re.escape(said)):
         _import(index, line.replace(b"||", b"|\\N|").replace(b"||", b"|\\N|").replace(b"|", b"\x1f") + b"\n", "usv")
-    assert said in str(error.value)
 
 
 def test_strict_usv_with_symbols_and_lines(index: Index[Any]) -> None:
@@ -304,9 +300,8 @@ def test_strict_usv_with_symbols_and_lines(index: Index[Any]) -> None:
         ("domain␟title␟␞\na␟b␟", "record 2: it does not end with U+001E: it is incomplete"),
         ("domain␟title␟␞\na␟␞", "record 2: expected 2 fields, got 1"),
     ]:
-        with pytest.raises(Invalid) as error:
+        with pytest.raises(Invalid, match=re.escape(said)):
             _import(index, bad, "strict-usv")
-        assert said in str(error.value)
 
 
 def test_strict_records_that_cross_blocks(index: Index[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,17 +340,9 @@ def test_columns_of_csv(cells: list[str], kind: str) -> None:
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (["1", "null"], "integer"),
-        (["1", "1.5"], "number"),
-        (["true"], "boolean"),
-        (['"2026-01-02"'], "date"),
-        (['"2026-01-02T00:00:00Z"'], "datetime"),
-        (['"5"'], "string"),
-        (["{}"], "object"),
-        (["[]"], "array"),
-        (["1", '"x"'], "any"),
-        (["1", "true"], "any"),
-        (["null"], "string"),
+        *[(["1", "null"], "integer"), (["1", "1.5"], "number"), (["true"], "boolean"), (['"2026-01-02"'], "date")],
+        *[(['"2026-01-02T00:00:00Z"'], "datetime"), (['"5"'], "string"), (["{}"], "object"), (["[]"], "array")],
+        *[(["1", '"x"'], "any"), (["1", "true"], "any"), (["null"], "string")],
     ],
 )
 def test_columns_of_json_lines(values: list[str], kind: str) -> None:

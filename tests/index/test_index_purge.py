@@ -12,8 +12,6 @@ from limpet.index.compiler import LOCK_TTL_S
 from limpet.index.decide import shard_id
 from limpet.index.maintain.offline import purge
 from limpet.index.maintain.verify import verify
-from limpet.index.storage import Manifest
-from limpet.kernel import records
 from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid
 from limpet.kernel.lease import Lock
 from limpet.kernel.store import MemoryStore
@@ -27,22 +25,13 @@ from support.index import (
     contents,
     keys_in,
     lines_of,
+    manifest_of,
     records_of,
     until_done,
     whole_of,
 )
 
 KEPT = {"k3": "3", "k4": "4", "waits": "w"}
-
-
-@pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def bucket(time: Time) -> MemoryStore:
-    return MemoryStore(ManualRuntime(time))
 
 
 def filled(bucket: MemoryStore, time: Time) -> Process:
@@ -56,11 +45,6 @@ def filled(bucket: MemoryStore, time: Time) -> Process:
     process.index.delete("k2")
     process.index.put(Rec("waits", "w"))
     return Process.start(bucket, time, "p")
-
-
-def manifest_of(bucket: MemoryStore) -> Manifest:
-    """The manifest, read by hand."""
-    return records.decode(bucket.get(KEYS.manifest).data, Manifest, what="it")
 
 
 def tombstones(bucket: MemoryStore) -> int:

@@ -13,8 +13,6 @@ from limpet.index.maintain import WholeIndex
 from limpet.index.maintain.flaws import MOVED, inspect
 from limpet.index.maintain.offline import reshard
 from limpet.index.maintain.verify import verify
-from limpet.index.storage import Manifest
-from limpet.kernel import records
 from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid, Missing, OutcomeUnknown
 from limpet.kernel.lease import Lock
 from limpet.kernel.store import MemoryStore
@@ -28,6 +26,7 @@ from support.index import (
     contents,
     keys_in,
     lines_of,
+    manifest_of,
     records_of,
     texts_of,
     until_done,
@@ -47,11 +46,6 @@ def filled(bucket: MemoryStore, time: Time, *, depth: int = 2, number: int = 40)
     process.index.delete("k0")
     model: dict[str, str | None] = {f"k{n}": str(n) for n in range(1, number)}
     return model | {"k1": "newer"} | dict.fromkeys(keys_in("5e", 3), "waits")
-
-
-def manifest_of(bucket: MemoryStore) -> Manifest:
-    """The manifest, read by hand."""
-    return records.decode(bucket.get(KEYS.manifest).data, Manifest, what="it")
 
 
 def shards_in(bucket: MemoryStore) -> set[str]:
@@ -75,16 +69,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 1, which no user can have: with 16 shards instead of 4,096 every moment can be tried."""
     for module in ("index", "maintain.offline", "maintain.verify"):
         monkeypatch.setattr(f"limpet.index.{module}.DEPTHS", (1, 2, 3, 4))
-
-
-@pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def bucket(time: Time) -> MemoryStore:
-    return MemoryStore(ManualRuntime(time))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
@@ -222,10 +206,8 @@ def _writes(before: int, after: int) -> list[str]:
 
 
 @pytest.mark.usefixtures("small")
-def test_after_a_crash_people_may_go_on_and_reshard_later() -> None:
+def test_after_a_crash_people_may_go_on_and_reshard_later(bucket: MemoryStore, time: Time) -> None:
     """What the first run left is older than what was put since; nothing of it counts."""
-    time = Time()
-    bucket = MemoryStore(ManualRuntime(time))
     model = filled(bucket, time, depth=1)
     first = Process.start(bucket, time, "first")
     first.die_at_write(200)
@@ -246,9 +228,7 @@ def test_after_a_crash_people_may_go_on_and_reshard_later() -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("undo", ["reshard", "verify"])
-def test_a_half_done_one_can_be_undone(undo: str) -> None:
-    time = Time()
-    bucket = MemoryStore(ManualRuntime(time))
+def test_a_half_done_one_can_be_undone(bucket: MemoryStore, time: Time, undo: str) -> None:
     model = filled(bucket, time, depth=1)
     first = Process.start(bucket, time, "first")
     first.die_at_write(200)

@@ -11,15 +11,8 @@ from limpet.kernel.errors import Corrupt, Invalid
 from support.clock import steady
 
 HARD = [
-    "",
-    "\\N",
-    "\\",
-    "\\\\n",
-    "\\x1f",
-    "\x1f\x1e\n\r\t\x1b\x00\x7f",
-    "\x85\u2028\u2029\ufeff",
-    "\U0001f41a",
-    "a\\\nb",
+    *["", "\\N", "\\", "\\\\n", "\\x1f", "\x1f\x1e\n\r\t\x1b\x00\x7f", "\x85\u2028\u2029\ufeff", "\U0001f41a"],
+    *["a\\\nb"],
 ]
 
 

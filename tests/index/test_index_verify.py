@@ -14,8 +14,8 @@ import limpet
 from limpet.app import Fleet
 from limpet.index import Index
 from limpet.index.decide import shard_id
-from limpet.index.maintain.flaws import FlawKind
-from limpet.index.maintain.verify import FIXABLE, HINTS, NOTES, VerifyReport, verify
+from limpet.index.maintain.flaws import FIXABLE, FlawKind
+from limpet.index.maintain.verify import HINTS, NOTES, VerifyReport, verify
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Held, Missing, Unavailable
 from limpet.kernel.keys import IndexKeys, Key
 from limpet.kernel.lease import Lock

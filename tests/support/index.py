@@ -14,8 +14,10 @@ from typing import Any
 from limpet.index import Index
 from limpet.index.decide import digest, newest, packed, shard_of
 from limpet.index.maintain import WholeIndex
+from limpet.index.storage import Manifest
 from limpet.index.types import typed
 from limpet.index.writer import stamps_of
+from limpet.kernel import records
 from limpet.kernel.keys import IndexKeys, Key
 from limpet.kernel.lease import VersionWatch
 from limpet.kernel.store import MemoryStore, Store
@@ -38,6 +40,7 @@ __all__ = [
     "line_count",
     "line_sizes",
     "lines_of",
+    "manifest_of",
     "objects",
     "pack_of",
     "records_of",
@@ -85,6 +88,11 @@ def keys_in(shard: str, number: int, *, prefix: str = "k") -> list[str]:
 def objects(store: Store, below: str, name: str = NAME) -> list[Key]:
     """The objects of the index under `inbox`, `packs`, `shards` or `quarantine`."""
     return [stat.key for stat in store.list(f"{IndexKeys.of(name).root}/{below}")]
+
+
+def manifest_of(store: Store) -> Manifest:
+    """The manifest, read by hand."""
+    return records.decode(store.get(KEYS.manifest).data, Manifest, what="it")
 
 
 def shard_data(store: Store, shard: str, name: str = NAME) -> bytes:

@@ -19,16 +19,11 @@ if TYPE_CHECKING:
 STDOUT = "-"
 ROWS_SHOWN = 500
 
-QueryArgument = Annotated[str, Argument(metavar="QUERY", show_default=False, help="One SELECT, in DuckDB's SQL.")]
-CsvOption = Annotated[
-    str | None, Option("--csv", metavar="FILE", show_default=False, help="Write CSV to a file; - is stdout.")
-]
-ParquetOption = Annotated[
-    str | None, Option("--parquet", metavar="FILE", show_default=False, help="Write a Parquet file.")
-]
+QueryArgument = Annotated[str, Argument(metavar="QUERY", help="One SELECT, in DuckDB's SQL.")]
+CsvOption = Annotated[str | None, Option("--csv", metavar="FILE", help="Write CSV to a file; - is stdout.")]
+ParquetOption = Annotated[str | None, Option("--parquet", metavar="FILE", help="Write a Parquet file.")]
 MemoryOption = Annotated[
-    str | None,
-    Option(metavar="SIZE", show_default=False, help="How much memory DuckDB may use, such as 500MB; then it spills."),
+    str | None, Option(metavar="SIZE", help="How much memory DuckDB may use, such as 500MB; then it spills.")
 ]
 
 
@@ -39,11 +34,11 @@ def sql(
     csv: CsvOption = None,
     parquet: ParquetOption = None,
     full: Annotated[
-        bool, Option("--full", help="Read every task; otherwise 20,000 objects of a queue's folder at most.")
+        bool, Option(help="Read every task; otherwise 20,000 objects of a queue's folder at most.")
     ] = False,
     memory: MemoryOption = None,
     timeout: Annotated[
-        str, Option("--timeout", metavar="TIME", help=f"Stop a query that computes for longer, {DELAY_HELP}.")
+        str, Option(metavar="TIME", help=f"Stop a query that computes for longer, {DELAY_HELP}.")
     ] = "30s",
 ) -> None:
     """Query a fleet in SQL: tasks, records, tables, events, commits, locks and workers. Changes nothing.
@@ -83,28 +78,23 @@ def demand_one_format(*, json: bool, csv: str | None, parquet: str | None) -> No
 
 def print_answer(rows: Rows, *, json: bool, csv: str | None, parquet: str | None) -> None:
     """Print the rows of a query, or write them to a file."""
+    from limpet.index.files import whole_file
+    from limpet.kernel.runtime import system
+
     if json:
         _print_rows_json(rows)
     elif csv == STDOUT:
         sys.stdout.writelines(_csv(rows))
         sys.stdout.flush()
-    elif csv or parquet:
-        _write_rows(rows, csv, parquet)
+    elif path := csv or parquet:
+        with whole_file(Path(path), system()) as stream:
+            if csv:
+                stream.writelines(line.encode() for line in _csv(rows))
+            else:
+                rows.parquet(stream)
+        say(f"wrote {many(len(rows), 'row')} to {path}", err=True)
     else:
         _print_rows(rows)
-
-
-def _write_rows(rows: Rows, csv: str | None, parquet: str | None) -> None:
-    from limpet.index.files import whole_file
-    from limpet.kernel.runtime import system
-
-    path = csv or parquet or ""
-    with whole_file(Path(path), system()) as stream:
-        if csv:
-            stream.writelines(line.encode() for line in _csv(rows))
-        else:
-            rows.parquet(stream)
-    say(f"wrote {many(len(rows), 'row')} to {path}", err=True)
 
 
 def bare(text: str) -> str:

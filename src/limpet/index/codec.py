@@ -104,8 +104,6 @@ def checker(limits: Constraints, kind: Kind) -> Callable[[bytes], None]:
 
 
 def _checks(limits: Constraints, kind: Kind) -> Iterator[tuple[Callable[[Any], bool], str]]:
-    """The checks of a value, each with its description."""
-
     def limit(given: Scalar | None) -> Any:
         return READERS[kind](given) if isinstance(given, str) and kind != "string" else given
 
@@ -407,7 +405,6 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return dict(zip(self._names, values))  # noqa: B905  strict= takes 50 % longer; a line of a newer schema has more fields
 
     def _unreadable(self, line: bytes) -> Corrupt:
-        """The error for a line that cannot be read."""
         try:
             texts = line.decode().split(_BETWEEN)
             del texts[self.shape.deleted_column]
@@ -471,6 +468,25 @@ def _all_json(fields: Sequence[bytes | None]) -> bool:
     return True
 
 
+Columns = Mapping[str, Sequence[Any]]
+
+
+def by_column(records: Sequence[Mapping[str, Any]]) -> Columns:
+    """The values of records by column; None where a record has none."""
+    columns = _alike(records)
+    if columns is not None:
+        return columns
+    return {name: [record.get(name) for record in records] for name in dict.fromkeys(chain.from_iterable(records))}
+
+
+def _alike(records: Sequence[Any]) -> Columns | None:
+    """The same, fast, for dicts that all have the same names; else None."""
+    if {*map(type, records)} == {dict} and len({*map(len, records)}) == 1:
+        with suppress(KeyError):
+            return {name: [*map(itemgetter(name), records)] for name in records[0]}
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Typed(Generic[R]):
     """A user's type: its columns, and by column the names and defaults of its attributes.
@@ -513,31 +529,18 @@ class Typed(Generic[R]):
             raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
         return self._validated(values, where) if self.validates else values
 
-    def columns(self, records: Sequence[R | Mapping[str, Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
-        """The values of many records by column, in the order of `names`; None where a record has none.
+    def columns(self, records: Sequence[R | Mapping[str, Any]]) -> Columns:
+        """The values of many records by column; None where a record has none.
 
-        Raises: as `values`, without the record; LookupError for a name that is not in `names`.
+        Raises: as `values`, without the record.
         """
-        alike = self._alike(records)
-        rows = [self.values(record, where="") for record in records] if alike is None else []
-        if not {*names}.issuperset(chain.from_iterable(rows) if alike is None else alike):
-            raise LookupError
-        if alike is None:
-            return {name: [row.get(name) for row in rows] for name in names}
-        nothing = [None] * len(records)
-        return {name: alike.get(name, nothing) for name in names}
-
-    def _alike(self, records: Sequence[Any]) -> Mapping[str, Sequence[Any]] | None:
-        """The columns of records that are all of the type, or all dicts with the same names; else None."""
-        kinds = {*map(type, records)}
-        if self.validates:
-            return None
-        if kinds == {self.kind}:
-            return {column: [*map(attrgetter(name), records)] for column, name in self.attributes.items()}
-        if kinds == {dict} and self.defaults.keys() <= records[0].keys() and len({*map(len, records)}) == 1:
-            with suppress(KeyError):
-                return {name: [*map(itemgetter(name), records)] for name in records[0]}
-        return None
+        if not self.validates:
+            if {*map(type, records)} == {self.kind}:
+                return {column: [*map(attrgetter(name), records)] for column, name in self.attributes.items()}
+            columns = _alike(records)
+            if columns is not None and self.defaults.keys() <= columns.keys():
+                return columns
+        return by_column([self.values(record, where="") for record in records])
 
     def _validated(self, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """The values as JSON types, if the type accepts them."""

@@ -172,15 +172,7 @@ class Compiler:
         Cost: 1 swap of the manifest; 1 HEAD for each shard that another compiler wrote in between; 1 DELETE an object.
         Crash: the folded objects still wait, and are folded again; that changes nothing.
         """
-        with suppress(Conflict, OutcomeUnknown, Unavailable):
-            self._record(report)
-
-    def _record(self, report: CompileReport) -> None:
         manifest = self._manifest
-        if manifest.described != manifest.schema_version:
-            write_descriptions(self._storage, self._name, manifest)
-        elif not report.folds:
-            return
         recorded: frozenset[str] = frozenset()
 
         def change(now: Manifest | None) -> Manifest | None:
@@ -193,8 +185,13 @@ class Compiler:
             # F25: even if another compiler has recorded the same, so that the fold is durable before the deletes
             return found if found != now or recorded else None
 
-        self._cell.update(change)
-        self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
+        with suppress(Conflict, OutcomeUnknown, Unavailable):
+            if manifest.described != manifest.schema_version:
+                write_descriptions(self._storage, self._name, manifest)
+            elif not report.folds:
+                return
+            self._cell.update(change)
+            self._storage.remove([key for shard in sorted(recorded) for key in report.merged[shard]])
 
     def compile(self, shard: str, work: WaitingShards, *, full: bool = False) -> CompileReport:
         """Fold one shard, pack its singles, or leave it, whichever is due.
@@ -362,7 +359,6 @@ def is_unexplained(storage: IndexStorage, manifest: Manifest, shard: str, blob: 
 
 
 def _readable(waiting: Sequence[Stat]) -> tuple[list[Stat], list[Key]]:
-    """The objects that may be read, and the keys of those that are too large."""
     large = [stat.key for stat in waiting if stat.size > WAITING_BYTES_MAX]
     return [stat for stat in waiting if stat.size <= WAITING_BYTES_MAX], large
 

@@ -259,7 +259,6 @@ def _joined(lines: Sequence[bytes], width: int) -> bytes:
 
 
 def _wide(line: bytes, width: int) -> bytes:
-    """The line, padded with nulls for columns that were added later."""
     missing = width - 1 - line.count(SEPARATOR)
     return line + _NULLS * missing if missing > 0 else line
 

@@ -76,17 +76,11 @@ def _field(field: Field, *, formats: bool) -> dict[str, Any]:
     limits = field.constraints or Constraints()
     ours = {"required": True} if field.required else {}
     ours |= msgspec.to_builtins(limits)
-    stored = msgspec.to_builtins(_of_text(limits) if field.type == "string" else limits)
+    if field.type == "string":  # the stored text has escapes, so it may be longer, and differ; a tombstone has nulls
+        enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
+        limits = msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
+    stored = msgspec.to_builtins(limits)
     return described | ({"constraints": stored} if stored else {}) | ({OUR_CONSTRAINTS: ours} if ours != stored else {})
-
-
-def _of_text(limits: Constraints) -> Constraints:
-    """The constraints of the stored text of a string: with escapes it may be longer, and differ.
-
-    No column is `required` there: a tombstone has nulls.
-    """
-    enum = tuple(escape(str(each)).decode() for each in limits.enum) if limits.enum else None
-    return msgspec.structs.replace(limits, enum=enum, max_length=None, pattern=None)
 
 
 _JSON_TYPES: Mapping[Kind, dict[str, str]] = {

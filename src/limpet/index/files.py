@@ -28,11 +28,12 @@ import msgspec
 
 from limpet.index.codec import DELETED, UPDATED_AT, Schema
 from limpet.index.decide import rank
-from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Decode, DecodeMany, Mark
+from limpet.index.formats import FORMATS, Chunk, ChunkLimits, Mark
+from limpet.index.formats.api import Decode, DecodeMany
 from limpet.index.index import Index
 from limpet.index.reader import OnDamage, Reader
-from limpet.index.values import all_in_utc, stamp_text, stamp_texts, stamp_time
-from limpet.index.writer import AHEAD_MAX, TICK, stamp_in
+from limpet.index.values import stamp_text, stamp_time
+from limpet.index.writer import AHEAD_MAX, TICK, FixedTimes, encoded, stamp_in
 from limpet.kernel.cell import Cell, struct_codec
 from limpet.kernel.errors import Corrupt, Denied, Invalid
 from limpet.kernel.records import YEARS, Count, Name, Text
@@ -83,7 +84,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
     """
     schema, form = index.manifest.schema, FORMATS[order.format]
     decode, decode_many = form.decoder(chunk.names, schema), form.bulk_decoder(chunk.names, schema)
-    common = stamp_text(order.at)
+    times = FixedTimes(stamp_text(order.at), order.at + AHEAD_MAX)
     winners: dict[str, bytes] = {}
     bad: list[Bad] = []
     records = looked_at = 0
@@ -91,7 +92,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
     def one_by_one(rows: Sequence[tuple[int, Any]]) -> Iterator[tuple[str, bytes]]:
         for number, raw in rows:
             try:
-                yield _line(schema, decode, raw, order, common, where=f"{form.noun} {number}")
+                yield _line(schema, decode, raw, order, times, where=f"{form.noun} {number}")
             except Invalid as error:
                 if not order.skip_bad:
                     raise
@@ -101,7 +102,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
     while some := [*islice(rows, TICK_RECORDS)]:
         if tick is not None and looked_at:
             tick(looked_at)
-        fast = _lines(schema, decode_many, [raw for _, raw in some], order, common)
+        fast = _lines(schema, decode_many, [raw for _, raw in some], order, times)
         if fast is not None and winners.keys().isdisjoint(by_key := dict(fast)) and len(by_key) == len(some):
             winners |= by_key
             records += len(some)
@@ -112,7 +113,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
             if (
                 standing is None
                 # all records without `updated_at` have the same stamp: of those the last in the file wins
-                or schema.stamp_of(line) == schema.stamp_of(standing) == common
+                or schema.stamp_of(line) == schema.stamp_of(standing) == times.common
                 or rank(line, schema.shape) > rank(standing, schema.shape)
             ):
                 winners[key] = line
@@ -123,38 +124,23 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
 
 
 def _lines(
-    schema: Schema, decode: DecodeMany, raws: Sequence[Any], order: ChunkOrder, common: str
+    schema: Schema, decode: DecodeMany, raws: Sequence[Any], order: ChunkOrder, times: FixedTimes
 ) -> Sequence[tuple[str, bytes]] | None:
     """The same as `_line` for each record, by columns; None if one may be invalid, or a tombstone."""
     if order.format == TOMBSTONES_IN:
         return None
     try:
         columns = decode(raws)
-        names = [field.name for field in schema.columns]
-        if columns is None or not columns.keys() <= {*names}:
-            return None
-        nothing = [None] * len(raws)
-        given = {name: columns.get(name, nothing) for name in names}
-        if None in given[schema.key]:
-            return None
-        keys = schema.key_texts(given[schema.key])
-        brought = given.pop(UPDATED_AT)
-        if {*map(type, brought)} == {type(None)}:
-            stamps = [common] * len(raws)
-        elif all_in_utc(brought) and max(brought) <= order.at + AHEAD_MAX:
-            stamps = stamp_texts(brought)
-        else:
-            return None
-        return [*zip(keys, schema.bulk_lines([*given.values()], stamps), strict=True)]
+        batch = encoded(schema, columns, len(raws), times) if columns is not None else None
     except Invalid:
         return None
+    return [*zip(batch.keys, batch.lines, strict=True)] if batch else None
 
 
-def _line(schema: Schema, decode: Decode, raw: Any, order: ChunkOrder, common: str, *, where: str) -> tuple[str, bytes]:
-    """The key and the line of a record; `common` is the default stamp.
-
-    Raises: Invalid, with the position in the file.
-    """
+def _line(
+    schema: Schema, decode: Decode, raw: Any, order: ChunkOrder, times: FixedTimes, *, where: str
+) -> tuple[str, bytes]:
+    """The key and the line of a record.   Raises: Invalid, with the position in the file."""
     try:
         values = decode(raw)
         key = values.get(schema.key)
@@ -164,7 +150,7 @@ def _line(schema: Schema, decode: Decode, raw: Any, order: ChunkOrder, common: s
     except Invalid as error:
         raise Invalid(f"{where}: {error}", hint=error.hint) from None
     at = values.get(UPDATED_AT)
-    stamp = common if at is None else stamp_in(at, order.at + AHEAD_MAX, where=where)
+    stamp = times.common if at is None else stamp_in(at, times.latest, where=where)
     if order.format == TOMBSTONES_IN and values.pop(DELETED, False):
         return text, schema.tombstone(text, stamp)
     return text, schema.line(values, stamp, where=where)
@@ -306,7 +292,6 @@ class Import:
         return None if seen is None or restart or seen.value.done else seen.value
 
     def _check_state(self, found: ImportRecord, key: str) -> None:
-        """Check that an import of this format wrote the state.   Raises: Corrupt."""
         try:
             year = stamp_time(found.began_at).year
         except ValueError:
@@ -375,27 +360,24 @@ class _BadRecordFile:
 
     def begin(self) -> None:
         """Create the file, or truncate it to the size in the import's state."""
-        try:
-            with open(self._path, "ab") as file:
-                file.truncate(self._size)
-                self._size += file.write(self._head) if not self._size else 0
-        except OSError as error:
-            raise self._denied(error) from None
+        self._append(b"" if self._size else self._head)
 
     def add(self, bad: tuple[Bad, ...]) -> int:
         """Append records, durably; returns the size of the file."""
         if bad:
-            try:
-                with open(self._path, "ab") as file:
-                    self._size += file.write(b"".join(each.kept for each in bad))
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise self._denied(error) from None
+            self._append(b"".join(each.kept for each in bad))
         return self._size
 
-    def _denied(self, error: OSError) -> Denied:
-        return Denied(f"cannot write {self._path}: {error.strerror}", hint="name another file for --skip-bad")
+    def _append(self, data: bytes) -> None:
+        try:
+            with open(self._path, "ab") as file:
+                file.truncate(self._size)
+                self._size += file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            hint = "name another file for --skip-bad"
+            raise Denied(f"cannot write {self._path}: {error.strerror}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,6 @@ REFRESH_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _OpenedIndex(Generic[R]):
-    """The reader and the writer for one version of the manifest, and when it was read."""
-
     manifest: Manifest
     reader: Reader
     writer: RecordWriter[R]

@@ -1,7 +1,7 @@
 """Reading records: one, some, or all. Singles first, then packs, then the shard, one step after the other.
 
 On a far store, lookups run some of these steps concurrently, and repeat a step whose objects were moved meanwhile: see
-`Reader._concurrently` and docs/inside/decisions/0005-index.md.
+`Reader._lookup` and docs/inside/decisions/0005-index.md.
 """
 
 from __future__ import annotations
@@ -84,13 +84,11 @@ class Reader:
 
         Raises: Corrupt; Unavailable.   Cost: 2 LISTs; 1 GET if singles of the key wait; 1 to 3 range GETs of each
         pack of its shard, and of the shard; 1 HEAD if the shard was empty when last seen; as `check_size`. On a far
-        store as `_concurrently`, 3 round trips in sequence if the shard needs one range GET.
+        store as `_lookup`, 3 round trips in sequence if the shard needs one range GET.
         """
         shard = shard_of(digest(key.encode()), self._manifest.depth)
         listed = {key: self._storage.singles(shard, key)}
-        if self._storage.store.far:
-            return self._concurrently({shard: [key]}, listed, [shard], share=NEVER_WHOLE).get(key)
-        return self._sequentially(shard, [key], listed, may_have_packs=True, share=NEVER_WHOLE).get(key)
+        return self._lookup({shard: [key]}, listed, [shard], NEVER_WHOLE).get(key)
 
     def find_many(self, keys: Iterable[str]) -> dict[str, bytes]:
         """The winning lines of those keys that were put before.
@@ -110,13 +108,13 @@ class Reader:
 
         def one_shard(shard: str, keys: Sequence[str]) -> dict[str, bytes]:
             listed = list_singles(shard)
-            return self._sequentially(shard, keys, listed, may_have_packs=shard in packed, share=SHARE_FOR_WHOLE)
+            return self._lookup({shard: keys}, listed, [shard] if shard in packed else [], SHARE_FOR_WHOLE)
 
         if not self._storage.store.far:
             return _union(self._storage.for_each(lambda item: one_shard(*item), by_shard.items()))
         some = [shard for shard in by_shard if shard in work.singles]
         listed = _union(self._storage.together([partial(list_singles, shard) for shard in some]))
-        return self._concurrently(by_shard, listed, packed, share=SHARE_FOR_WHOLE)
+        return self._lookup(by_shard, listed, packed, SHARE_FOR_WHOLE)
 
     def _by_key(self, shard: str, keys: Sequence[str]) -> dict[str, list[Stat]]:
         """The singles of those keys that have some.   Cost: 1 LIST per 1,000 singles of the shard."""
@@ -128,43 +126,24 @@ class Reader:
                 found.setdefault(key, []).append(stat)
         return found
 
-    def _sequentially(
-        self, shard: str, keys: Sequence[str], listed: Mapping[str, Sequence[Stat]], *, may_have_packs: bool, share: int
-    ) -> dict[str, bytes]:
-        """The winning lines of keys of one shard, step by step. `listed` are the keys' singles.
-
-        An object of at most `share` bytes per key is read whole.
-        """
-        lines: list[bytes] = []
-        for key, stats in listed.items():
-            lines += self._newest_singles(key, stats)[0]
-        if may_have_packs:
-            for stat in self._storage.packs(shard):
-                lines += self._of_pack(stat, keys, share) or ()
-        lines += self._of_shard(shard, keys, share)
-        return self._winners(keys, lines)
-
     def _winners(self, keys: Sequence[str], lines: Sequence[bytes]) -> dict[str, bytes]:
-        """The winning line of each key that has one among `lines`."""
         winners = newest(lines, self._schema.shape)
         places = {key: digest(key.encode()) for key in keys}
         return {key: winners[place] for key, place in places.items() if place in winners}
 
-    def _concurrently(
-        self,
-        wanted: Mapping[str, Sequence[str]],
-        listed: Mapping[str, Sequence[Stat]],
-        packed: Sequence[str],
-        share: int,
+    def _lookup(
+        self, wanted: Mapping[str, Sequence[str]], listed: Mapping[str, list[Stat]], packed: Sequence[str], share: int
     ) -> dict[str, bytes]:
-        """The winning lines of keys, by shard, with few sequential round trips. `listed` are the keys' singles.
+        """The winning lines of keys, by shard. `listed` are the keys' singles, `packed` the shards that may have packs.
 
-        Singles are read while packs are listed, and packs while the shard is read. That is not the order in which data
-        moves, so a missing object is not simply skipped: if a single is gone, the packs are listed again; if a pack is
-        gone, the shard is read again. `share` as in `_sequentially`.
-        Cost: as `_sequentially`; for each shard where a single or a pack was moved meanwhile, 1 LIST of its packs more,
-        or the reads of the shard.
+        An object of at most `share` bytes per key is read whole. On a far store singles are read while packs are
+        listed, and packs while the shard is read. That is not the order in which data moves, so a missing object is not
+        simply skipped: if a single is gone, the packs are listed again; if a pack is gone, the shard is read again.
+        Cost: on a far store, for each shard where a single or a pack was moved meanwhile, 1 LIST of its packs more, or
+        the reads of the shard.
         """
+        far = self._storage.store.far
+        run = self._storage.together if far else _one_by_one
         lines: dict[str, list[bytes]] = {shard: [] for shard in wanted}
         packs: dict[str, list[Stat]] = {}
         moved: set[str] = set()
@@ -173,7 +152,7 @@ class Reader:
         def read_singles(shard: str, key: str) -> None:
             found, is_whole = self._newest_singles(key, listed[key])
             lines[shard].extend(found)
-            if not is_whole:
+            if far and not is_whole:
                 moved.add(shard)
 
         def list_packs(shard: str) -> None:
@@ -181,10 +160,10 @@ class Reader:
 
         def read_pack(shard: str, stat: Stat, keys: Sequence[str]) -> None:
             found = self._of_pack(stat, keys, share)
-            if found is None:
-                folded.add(shard)
-            else:
+            if found is not None:
                 lines[shard].extend(found)
+            elif far:
+                folded.add(shard)
 
         def read_shard(shard: str, keys: Sequence[str]) -> None:
             lines[shard].extend(self._of_shard(shard, keys, share))
@@ -192,17 +171,13 @@ class Reader:
         of_singles = [
             partial(read_singles, shard, key) for shard, keys in wanted.items() for key in keys if key in listed
         ]
-        self._storage.together([*of_singles, *(partial(list_packs, shard) for shard in packed)])
-        self._storage.together([partial(list_packs, shard) for shard in sorted(moved)])
+        run([*of_singles, *(partial(list_packs, shard) for shard in packed)])
+        run([partial(list_packs, shard) for shard in sorted(moved)])
 
         of_packs = [partial(read_pack, shard, stat, wanted[shard]) for shard in packs for stat in packs[shard]]
         of_shards = {shard: self._parts(shard, keys, share) for shard, keys in wanted.items()}
-        self._storage.together(
-            [*of_packs, *(partial(read_shard, shard, keys) for shard, parts in of_shards.items() for keys in parts)]
-        )
-        self._storage.together(
-            [partial(read_shard, shard, keys) for shard in sorted(folded) for keys in of_shards[shard]]
-        )
+        run([*of_packs, *(partial(read_shard, shard, keys) for shard, parts in of_shards.items() for keys in parts)])
+        run([partial(read_shard, shard, keys) for shard in sorted(folded) for keys in of_shards[shard]])
         return _union(self._winners(keys, lines[shard]) for shard, keys in wanted.items())
 
     def _parts(self, shard: str, keys: Sequence[str], share: int) -> Sequence[Sequence[str]]:
@@ -223,8 +198,8 @@ class Reader:
             return None
 
     def _of_shard(self, shard: str, keys: Sequence[str], share: int) -> list[bytes]:
-        """The lines of a shard, at least those of `keys`."""
-        size = self._size(shard)
+        count = self._count(shard)  # the size as last seen, as recorded, or as the store says
+        size = self._sizes.get(shard, count.size if count else 0) or self._ask_size(shard)
         if size <= len(keys) * share:
             return self.checked_lines(shard, self._storage.shard(shard).data)
         return [line for key in keys for line in self._in_shard(key, shard, self._sizes.get(shard, size))]
@@ -275,8 +250,12 @@ class Reader:
         Cost: 2 LISTs; for each shard 1 GET, and for one with work up to 2 LISTs and 1 GET an object.
         """
         work = self._storage.work()
-        if on_damage is None:
-            for shards in self._groups(work):
+
+        def size_of(shard: str) -> int:
+            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
+
+        if on_damage is None:  # shards are read in groups; one with waiting objects is a group alone
+            for shards in batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS):
                 yield from self._scan(shards, work)
             return
         for shard in shard_ids(self._manifest.depth):
@@ -303,14 +282,6 @@ class Reader:
         lines = self._schema.lines(data, what=self._storage.keys.shard(shard))
         self.check_records(shard, len(lines))
         return lines
-
-    def _groups(self, work: WaitingShards) -> Iterator[list[str]]:
-        """All shards, in groups that are read together; a shard with waiting objects is a group alone."""
-
-        def size_of(shard: str) -> int:
-            return GROUP_BYTES + 1 if shard in work.shards else self._manifest.size(shard)
-
-        return batched(shard_ids(self._manifest.depth), size_of, size=GROUP_BYTES, count=GROUP_SHARDS)
 
     def waiting(self, shard: str, work: WaitingShards) -> list[bytes]:
         """The lines that wait for a shard, checked.   Raises: Corrupt.   Cost: as `IndexStorage.waiting`."""
@@ -353,14 +324,6 @@ class Reader:
             return self._seek(key, at, size, shard=shard)
         except Missing:
             raise self._storage.no_shard(shard) from None
-
-    def _size(self, shard: str) -> int:
-        """The approximate size of a shard: as last seen, as recorded, or as the store says."""
-        size = self._sizes.get(shard)
-        if size is None:
-            count = self._count(shard)
-            size = count.size if count else 0
-        return size or self._ask_size(shard)
 
     def _ask_size(self, shard: str) -> int:
         self._sizes[shard] = self._storage.shard_stat(shard).size
@@ -415,6 +378,11 @@ class Reader:
         line_size = count.size / count.records if count and count.records else LINE_GUESS
         far = self._storage.store.far
         return Search(key.encode(), self._schema.shape, self._manifest.depth, size, line_size=line_size, far=far)
+
+
+def _one_by_one(jobs: Iterable[Callable[[], object]]) -> None:
+    for job in jobs:
+        job()
 
 
 def _union(parts: Iterable[Mapping[str, A]]) -> dict[str, A]:

@@ -256,8 +256,6 @@ class TablePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _QueryPlan:
-    """The tables that a query names, and whether it only describes their columns."""
-
     places: Sequence[TablePlace]
     shows_all: bool
     is_description: bool

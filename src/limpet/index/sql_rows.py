@@ -92,7 +92,9 @@ class Rows(Sequence[tuple[Any, ...]]):
         columns = []
         for name, column, kind, convert in zip(self.columns, table.columns, self.types, self._converts, strict=True):
             try:
-                values = _naive(column, kind).to_pylist()
+                if kind == "TIMESTAMP WITH TIME ZONE":  # it is UTC; to_pylist would need a database of zones
+                    column = column.cast(import_module("pyarrow").timestamp("us"))
+                values = column.to_pylist()
                 columns.append(values if convert is None else [None if v is None else convert(v) for v in values])
             except (ValueError, OverflowError) as error:
                 raise Invalid(
@@ -114,13 +116,6 @@ def rows_of(result: Any) -> Rows:
     return Rows(result.to_arrow_table(), [str(kind) for _, kind, *_ in described], converts)
 
 
-def _naive(column: Any, kind: str) -> Any:
-    """Remove the time zone, which is UTC: pyarrow would need a time zone database, which small images lack."""
-    if kind == "TIMESTAMP WITH TIME ZONE":
-        return column.cast(import_module("pyarrow").timestamp("us"))
-    return column
-
-
 def _json_value(text: str) -> Any:
     """A JSON value. What Python may not be able to read or print stays text: numbers of thousands of digits, and more
     levels than Limpet stores (F32)."""
@@ -138,7 +133,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _convert(kind: Any, name: str) -> Convert | None:
-    """The conversion from pyarrow's value to the usual Python value; None if there is none."""
     if str(kind) == "JSON":
         return _json_value
     if kind.id in _REFUSED:

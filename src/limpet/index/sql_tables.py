@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from limpet.index.codec import DELETED, LINE_BYTES_MAX, UPDATED_AT, Field, Schema
+from limpet.index.codec import DELETED, LINE_BYTES_MAX, UPDATED_AT, Schema
 from limpet.index.decide import newest, shard_ids
 from limpet.index.reader import OnDamage, Reader
 from limpet.index.storage import IndexStorage, Manifest, manifest_cell
@@ -62,14 +62,8 @@ def select(schema: Schema) -> str:
 
     A value that does not have its column's type is an error, never a null.
     """
-    return ", ".join(f"{_value(field)} as {identifier(field.name)}" for field in schema.columns)
-
-
-def _value(field: Field) -> str:
-    column = identifier(field.name)
-    if field.type == "string":
-        return _unescaped(column)
-    return f"cast({column} as {_TYPES[field.type]})"
+    named = [(identifier(field.name), _TYPES.get(field.type)) for field in schema.columns]
+    return ", ".join(f"{f'cast({name} as {kind})' if kind else _unescaped(name)} as {name}" for name, kind in named)
 
 
 def _unescaped(column: str) -> str:
@@ -146,7 +140,6 @@ class Table:
         return Gathered(str(waiting) if count else None, self._shards(folder, reader, opened))
 
     def _waiting(self, reader: Reader) -> Iterator[Collection[bytes]]:
-        """The winners of the lines that wait for each shard, including tombstones."""
         work, shape = self.storage.work(), self.manifest.schema.shape
         shards = [shard for shard in shard_ids(self.manifest.depth) if shard in work.shards]
         for at in range(0, len(shards), SHARDS_AT_ONCE):
@@ -219,7 +212,8 @@ class Table:
     def statements(self, number: int, gathered: Gathered | None) -> Iterator[str]:
         """The statements that create the view of the index; without `gathered` an empty one."""
         schema = self.manifest.schema
-        rows = _nothing(schema)
+        columns = ", ".join(f"null::varchar as {identifier(field.name)}" for field in schema.fields)
+        rows = f"(select {columns} limit 0)"
         if gathered is not None and gathered.shards:
             rows = _read(gathered.shards, schema)
         if gathered is not None and gathered.waiting is not None:
@@ -227,11 +221,11 @@ class Table:
             waiting = _read([gathered.waiting], schema)
             yield f"create table {table} as select w.*, {_rank('w', schema)} as {_RANK} from {waiting} w"
             rows = f"({_merged(rows, table, schema)})"
-        yield f"create view {identifier(self.name)} as {_typed(rows, schema)}"
+        live = f"case {identifier(DELETED)} when '0' then true when '1' then false else error({literal(BAD_LINE)}) end"
+        yield f"create view {identifier(self.name)} as select {select(schema)} from {rows} where {live}"
 
 
 def _write_lines(path: Path, parts: Iterable[Collection[bytes]]) -> int:
-    """Write lines to a file; returns their number."""
     count = 0
     with path.open("wb") as file:
         file.write(_BOM)
@@ -280,11 +274,6 @@ def _read(paths: Sequence[str], schema: Schema) -> str:
     return f"read_csv([{', '.join(map(literal, paths))}], {options(schema)}, {_READ})"
 
 
-def _nothing(schema: Schema) -> str:
-    columns = ", ".join(f"null::varchar as {identifier(field.name)}" for field in schema.fields)
-    return f"(select {columns} limit 0)"
-
-
 def _rank(row: str, schema: Schema) -> str:
     r"""`decide.rank` in SQL: text is compared by bytes, and trailing nulls are ignored."""
     fields = ", ".join(rf"coalesce({row}.{identifier(field.name)}, '\N')" for field in schema.fields)
@@ -293,7 +282,6 @@ def _rank(row: str, schema: Schema) -> str:
 
 
 def _merged(shards: str, table: str, schema: Schema) -> str:
-    """The winning row of each key, including tombstones."""
     key = identifier(schema.key)
     names = [*enumerate(identifier(field.name) for field in schema.fields)]
     both = ", ".join(f"b.{name} as b{at}, w.{name} as w{at}" for at, name in names)
@@ -305,10 +293,3 @@ def _merged(shards: str, table: str, schema: Schema) -> str:
         f"select {winner} from (select {both}, {of_base} as of_base from {shards} b full join {table} w "
         f"on b.{key} = w.{key})"
     )
-
-
-def _typed(rows: str, schema: Schema) -> str:
-    """The live records among raw rows, one typed column for each field of the schema."""
-    gone = identifier(DELETED)
-    live = f"case {gone} when '0' then true when '1' then false else error({literal(BAD_LINE)}) end"
-    return f"select {select(schema)} from {rows} where {live}"

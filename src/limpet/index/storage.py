@@ -26,7 +26,7 @@ from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
 from limpet.kernel.cell import Cell, struct_codec
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import IndexKeys, Key, is_key, name_of
-from limpet.kernel.records import INTEGER_MAX, Name, Positive
+from limpet.kernel.records import INTEGER_MAX, RECORD_BYTES_MAX, Name, Positive
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
 from limpet.kernel.store.outcome import SENDS_MAX
@@ -240,19 +240,26 @@ class IndexStorage:
         """Whether a waiting object is a pack, not a single."""
         return key.startswith(f"{self.keys.packs}/")
 
-    def read(self, keys: Iterable[Key]) -> dict[Key, bytes]:
-        """The objects that still exist. The data of a missing one was merged into an object that is read later.
+    def blobs(self, keys: Iterable[Key], size_max: int = RECORD_BYTES_MAX) -> dict[Key, Blob]:
+        """The objects that exist.   Raises: any other read error (F23: never an empty result).
 
-        Raises: any other read error (F23: never an empty result).   Cost: 1 GET each, with bounded concurrency.
+        Cost: 1 GET each, with bounded concurrency.
         """
-        found: dict[Key, bytes] = {}
-        for key, outcome in self.store.get_many(keys, size_max=WAITING_BYTES_MAX).items():
+        found: dict[Key, Blob] = {}
+        for key, outcome in self.store.get_many(keys, size_max=size_max).items():
             if isinstance(outcome, Missing):
                 continue
             if isinstance(outcome, LimpetError):
                 raise outcome
-            found[key] = outcome.data
+            found[key] = outcome
         return found
+
+    def read(self, keys: Iterable[Key]) -> dict[Key, bytes]:
+        """The waiting objects that still exist: a missing one was merged into an object that is read later.
+
+        Raises, Cost: as `blobs`.
+        """
+        return {key: blob.data for key, blob in self.blobs(keys, WAITING_BYTES_MAX).items()}
 
     def waiting(self, shard: str, work: WaitingShards | None = None) -> dict[Key, bytes]:
         """The objects that wait for a shard: its singles, then its packs. `work` may rule out one or both.
@@ -275,16 +282,11 @@ class IndexStorage:
 
     def shards(self, shards: Sequence[str]) -> dict[str, Blob]:
         """The current shards.   Raises: as `shard`.   Cost: 1 GET each, with bounded concurrency."""
-        found: dict[str, Blob] = {}
-        outcomes = self.store.get_many([self.keys.shard(shard) for shard in shards], size_max=SHARD_BYTES_MAX)
+        blobs = self.blobs([self.keys.shard(shard) for shard in shards], SHARD_BYTES_MAX)
         for shard in shards:
-            outcome = outcomes[self.keys.shard(shard)]
-            if isinstance(outcome, Missing):
+            if self.keys.shard(shard) not in blobs:
                 raise self.no_shard(shard)
-            if isinstance(outcome, LimpetError):
-                raise outcome
-            found[shard] = outcome
-        return found
+        return {shard: blobs[self.keys.shard(shard)] for shard in shards}
 
     def for_each(self, act: Callable[[A], B], items: Iterable[A], *, at_once: int | None = None) -> list[B]:
         """`act` for each item, with bounded concurrency.   Raises: the first LimpetError, after all have run."""

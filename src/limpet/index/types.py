@@ -142,7 +142,6 @@ _LIMITS = {
 
 
 def _columns(type_: inspect.Type) -> list[_Column]:
-    """The column of each member of a type."""
     match type_:
         case inspect.Metadata(type=inner):
             return _columns(inner)
@@ -164,7 +163,6 @@ def _columns(type_: inspect.Type) -> list[_Column]:
 
 
 def _choices(values: Sequence[Any]) -> list[_Column]:
-    """An enum or a Literal. The type converts the value back into a member, so the column is not the whole type."""
     found = [_Column(None)] if None in values else []
     texts = [value for value in values if isinstance(value, str)]
     numbers = [value for value in values if isinstance(value, int)]
@@ -290,7 +288,7 @@ def constraints_of(given: Mapping[str, Any], kind: Kind, *, field: str) -> Const
         checker(found, kind)
     except (Invalid, re.error, msgspec.ValidationError) as error:
         raise Invalid(f"the constraints of the field {field!r} are not valid: {error}") from None
-    return _one_each(found) if given else None
+    return _bounded(found, _lower(found), _upper(found)) if given else None
 
 
 def _canonical(name: str, value: Any, kind: Kind) -> Any:
@@ -311,20 +309,6 @@ def _literal(value: Any, kind: Kind) -> Scalar:
     text = WRITERS[kind](value).decode()
     literal: Scalar = text if kind in TIME_KINDS else READERS[kind](text)
     return literal
-
-
-def _one_each(found: Constraints) -> Constraints:
-    """Keep only the tighter of an inclusive and an exclusive limit."""
-    changes: dict[str, None] = {}
-    if found.minimum is not None and found.exclusive_minimum is not None:
-        changes["minimum" if _le(found.minimum, found.exclusive_minimum) else "exclusive_minimum"] = None
-    if found.maximum is not None and found.exclusive_maximum is not None:
-        changes["maximum" if _le(found.exclusive_maximum, found.maximum) else "exclusive_maximum"] = None
-    return msgspec.structs.replace(found, **changes)
-
-
-def _le(one: Any, other: Any) -> bool:
-    return bool(one <= other)
 
 
 def loosened(stored: Constraints | None, declared: Constraints | None, *, field: str) -> Constraints | None:
@@ -348,18 +332,15 @@ def loosened(stored: Constraints | None, declared: Constraints | None, *, field:
             f"the field {field!r} has another constraint {(new or ['pattern'])[0]!r} in the index",
             hint="constraints can be relaxed, never tightened: add a new field instead",
         )
-    lower = min(filter(None, (_lower(stored), _lower(declared))), default=(None, False))
-    upper = max(filter(None, (_upper(stored), _upper(declared))), default=(None, True))
-    return Constraints(
+    relaxed = Constraints(
         enum=tuple(dict.fromkeys((*stored.enum, *(declared.enum or ())))) if stored.enum else None,
-        minimum=None if lower[1] else lower[0],
-        maximum=upper[0] if upper[1] else None,
-        exclusive_minimum=lower[0] if lower[1] else None,
-        exclusive_maximum=None if upper[1] else upper[0],
         min_length=_of_both(min, stored.min_length, declared.min_length),
         max_length=_of_both(max, stored.max_length, declared.max_length),
         pattern=stored.pattern,
     )
+    lower = min(filter(None, (_lower(stored), _lower(declared))), default=None)
+    upper = max(filter(None, (_upper(stored), _upper(declared))), default=None)
+    return _bounded(relaxed, lower, upper)
 
 
 def _of_both(better: Callable[[Any], Any], stored: int | None, declared: int | None) -> int | None:
@@ -367,18 +348,31 @@ def _of_both(better: Callable[[Any], Any], stored: int | None, declared: int | N
     return better(found) if found else None
 
 
-def _lower(limits: Constraints) -> tuple[Any, bool] | None:
-    """The lower bound, and whether it is exclusive; the smaller pair allows more."""
-    if limits.exclusive_minimum is not None:
-        return limits.exclusive_minimum, True
-    return None if limits.minimum is None else (limits.minimum, False)
+_Bound = tuple[Any, bool]
 
 
-def _upper(limits: Constraints) -> tuple[Any, bool] | None:
-    """The upper bound, and whether it is inclusive; the greater pair allows more."""
-    if limits.exclusive_maximum is not None:
-        return limits.exclusive_maximum, False
-    return None if limits.maximum is None else (limits.maximum, True)
+def _lower(limits: Constraints) -> _Bound | None:
+    """The tighter lower bound, and whether it is exclusive; the smaller pair allows more."""
+    bounds = ((limits.minimum, False), (limits.exclusive_minimum, True))
+    return max((bound for bound in bounds if bound[0] is not None), default=None)
+
+
+def _upper(limits: Constraints) -> _Bound | None:
+    """The tighter upper bound, and whether it is inclusive; the greater pair allows more."""
+    bounds = ((limits.maximum, True), (limits.exclusive_maximum, False))
+    return min((bound for bound in bounds if bound[0] is not None), default=None)
+
+
+def _bounded(limits: Constraints, lower: _Bound | None, upper: _Bound | None) -> Constraints:
+    least, exclusive = lower or (None, False)
+    most, inclusive = upper or (None, True)
+    return msgspec.structs.replace(
+        limits,
+        minimum=None if exclusive else least,
+        maximum=most if inclusive else None,
+        exclusive_minimum=least if exclusive else None,
+        exclusive_maximum=None if inclusive else most,
+    )
 
 
 KEY_KINDS = ("string", "integer")

@@ -11,7 +11,7 @@ from hashlib import sha256
 from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
-from limpet.index.codec import UPDATED_AT, Schema, Typed
+from limpet.index.codec import UPDATED_AT, Columns, Schema, Typed
 from limpet.index.decide import PACK_BYTES, digest, key_of, packed, shard_ids, shard_of, split
 from limpet.index.storage import IndexStorage, Manifest
 from limpet.index.values import END, all_in_utc, shown, stamp_text, stamp_texts, stamp_time
@@ -119,10 +119,11 @@ class Stamps:
 
 
 class Times:
-    """The times of one call: the stamp of records without `updated_at`, and the latest allowed `updated_at`."""
+    """The times of one call: the stamps of records without `updated_at`, and the latest allowed `updated_at`."""
 
-    def __init__(self, stamps: Stamps) -> None:
+    def __init__(self, stamps: Stamps, scope: str) -> None:
         self._stamps = stamps
+        self._scope = scope
 
     @cached_property
     def common(self) -> str:
@@ -133,6 +134,22 @@ class Times:
     def latest(self) -> datetime:
         """`Stamps.latest`, called once."""
         return self._stamps.latest()
+
+    def after(self, keys: Sequence[str]) -> list[str]:
+        """The stamp of each key's record: later than the last one that was read for it."""
+        return self._stamps.after_each(self._scope, keys, self.common)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTimes:
+    """The same for records of an import, which all have the stamp `common`."""
+
+    common: str
+    latest: datetime
+
+    def after(self, keys: Sequence[str]) -> list[str]:
+        """`common` for each key."""
+        return [self.common] * len(keys)
 
 
 def stamp_in(at: Any, latest: datetime, *, where: str) -> str:
@@ -189,13 +206,11 @@ ALONE = "the record"
 
 
 class RecordEncoder(Generic[R]):
-    """Encodes records as lines, one or many, for the index whose keys begin with `scope`."""
+    """Encodes records as lines, one or many."""
 
-    def __init__(self, schema: Schema, typed: Typed[R], stamps: Stamps, scope: str) -> None:
+    def __init__(self, schema: Schema, typed: Typed[R]) -> None:
         self._schema = schema
         self._typed = typed
-        self._stamps = stamps
-        self._scope = scope
 
     def one(self, record: R | Mapping[str, Any], times: Times, where: str) -> tuple[str, str, bytes, bool]:
         """The key, stamp and line of a record, and whether the stamp is its own `updated_at`.   Raises: Invalid."""
@@ -206,14 +221,8 @@ class RecordEncoder(Generic[R]):
         key = self._schema.key_text(value)
         if where:
             where = f"{where} {key!r}" if where == ALONE else f"{where} ({key!r})"
-        stamp, is_own = self._stamp(key, values.get(UPDATED_AT), times, where)
+        stamp, is_own = _stamp(key, values.get(UPDATED_AT), times, where)
         return key, stamp, self._schema.line(values, stamp, where=where), is_own
-
-    def _stamp(self, key: str, brought: Any, times: Times, where: str) -> tuple[str, bool]:
-        """The stamp of a record with this `updated_at`, and whether it is its own.   Raises: Invalid."""
-        if brought is not None:
-            return stamp_in(brought, times.latest, where=where), True
-        return self._stamps.after(self._scope, key, times.common), False
 
     def one_by_one(self, records: Iterable[R | Mapping[str, Any]], first: int, times: Times) -> EncodedRecords:
         """Encode records one by one; `first` is the number of the first.   Raises: Invalid, with the number."""
@@ -232,30 +241,40 @@ class RecordEncoder(Generic[R]):
     def in_columns(self, records: Sequence[R | Mapping[str, Any]], times: Times) -> EncodedRecords | None:
         """The same as `one_by_one`, much faster; None if a record may be invalid."""
         try:
-            columns = self._typed.columns(records, self._names)
-            keys = self._schema.key_texts(columns[self._schema.key])
-            stamps, own = self._stamped(keys, columns.pop(UPDATED_AT), times)
-            lines = self._schema.bulk_lines([*columns.values()], stamps)
-        except (Invalid, LookupError):
+            return encoded(self._schema, self._typed.columns(records), len(records), times)
+        except Invalid:
             return None
-        return EncodedRecords(keys, lines, own)
 
-    @cached_property
-    def _names(self) -> Sequence[str]:
-        return [field.name for field in self._schema.columns]
 
-    def _stamped(
-        self, keys: Sequence[str], brought: Sequence[Any], times: Times
-    ) -> tuple[Sequence[str], Sequence[str | None] | None]:
-        """The stamp of each record, and `EncodedRecords.own`.   Raises: Invalid."""
-        if {*map(type, brought)} == {type(None)}:
-            return self._stamps.after_each(self._scope, keys, times.common), None
-        if all_in_utc(brought) and (newest := max(brought)) <= times.latest:
-            stamps = stamp_texts(brought)
-            # a stamp that is not ahead of the store's clock need not be remembered: `Stamps.remember` would not keep it
-            return stamps, stamps if newest > times.latest - AHEAD_MAX else None
-        each = [self._stamp(key, at, times, "") for key, at in zip(keys, brought, strict=True)]
-        return [stamp for stamp, _ in each], [stamp if is_own else None for stamp, is_own in each]
+def encoded(schema: Schema, columns: Columns, number: int, times: Times | FixedTimes) -> EncodedRecords | None:
+    """Encode so many records by their columns; None for a column that the index does not have.
+
+    Raises: Invalid if a record is invalid, without saying which.
+    """
+    nothing = [None] * number
+    given = {field.name: columns.get(field.name, nothing) for field in schema.columns}
+    if not columns.keys() <= given.keys():
+        return None
+    keys = schema.key_texts(given[schema.key])
+    brought = given.pop(UPDATED_AT)
+    own: Sequence[str | None] | None = None
+    if {*map(type, brought)} == {type(None)}:
+        stamps: Sequence[str] = times.after(keys)
+    elif all_in_utc(brought) and (newest := max(brought)) <= times.latest:
+        stamps = stamp_texts(brought)
+        # a stamp that is not ahead of the store's clock need not be remembered: `Stamps.remember` would not keep it
+        own = stamps if newest > times.latest - AHEAD_MAX else None
+    else:
+        each = [_stamp(key, at, times, "") for key, at in zip(keys, brought, strict=True)]
+        stamps, own = [stamp for stamp, _ in each], [stamp if is_own else None for stamp, is_own in each]
+    return EncodedRecords(keys, schema.bulk_lines([*given.values()], stamps), own)
+
+
+def _stamp(key: str, brought: Any, times: Times | FixedTimes, where: str) -> tuple[str, bool]:
+    """The stamp of a record with this `updated_at`, and whether it is its own.   Raises: Invalid."""
+    if brought is not None:
+        return stamp_in(brought, times.latest, where=where), True
+    return times.after([key])[0], False
 
 
 _Shards = defaultdict[int, dict[bytes, bytes]]
@@ -271,11 +290,11 @@ class RecordWriter(Generic[R]):
         self._schema = manifest.schema
         self._stamps = stamps
         self._scope = storage.keys.root
-        self._encoder = RecordEncoder(self._schema, typed, stamps, self._scope)
+        self._encoder = RecordEncoder(self._schema, typed)
 
     def put(self, record: R | Mapping[str, Any]) -> None:
         """Write one record.   Raises: Invalid; OutcomeUnknown.   Cost: 1 PUT.   Crash: written or not."""
-        key, stamp, line, is_own = self._encoder.one(record, Times(self._stamps), ALONE)
+        key, stamp, line, is_own = self._encoder.one(record, Times(self._stamps, self._scope), ALONE)
         self._single(key, stamp, line)
         if is_own:
             self._stamps.remember(self._scope, {key: stamp})
@@ -293,7 +312,7 @@ class RecordWriter(Generic[R]):
         have been written: put them again.
         Cost: at most 1 PUT for each shard touched.   Crash: any subset of the objects may be written.
         """
-        times = Times(self._stamps)
+        times = Times(self._stamps, self._scope)
         shards: _Shards = defaultdict(dict)
         own: dict[str, str | None] = {}
         first = 1

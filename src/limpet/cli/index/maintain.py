@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from limpet.index import CompileReport
     from limpet.index.maintain.import_existing import AdoptReport
     from limpet.index.maintain.verify import VerifyReport
-    from limpet.publish import Published
 
 
 IDLE_MAX = 8
@@ -42,15 +41,12 @@ COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records
 
 
 def compile(
-    index: Annotated[
-        list[str] | None, Argument(metavar="INDEX", show_default=False, help="The indexes; without one, all of them.")
-    ] = None,
-    full: Annotated[bool, Option("--full", help="Fold all waiting records, even where few of them wait.")] = False,
-    watch: Annotated[bool, Option("--watch", help="Repeat until SIGTERM or Ctrl-C.")] = False,
+    index: Annotated[list[str] | None, Argument(metavar="INDEX", help="The indexes; without one, all of them.")] = None,
+    full: Annotated[bool, Option(help="Fold all waiting records, even where few of them wait.")] = False,
+    watch: Annotated[bool, Option(help="Repeat until SIGTERM or Ctrl-C.")] = False,
     every: Annotated[
         float,
         Option(
-            "--every",
             metavar="SECONDS",
             min=1.0,
             help="With --watch: the interval. While nothing waits, it grows up to eightfold.",
@@ -128,40 +124,46 @@ def _print(reports: dict[str, CompileReport], requests: dict[str, int], *, sprea
 
 def _watch(fleet: Fleet, names: list[str] | None, place: Engine, every_s: float, *, full: bool, json: bool) -> None:
     """Compile until a signal comes. An unavailable store or a bad shard is reported, and tried again."""
-    from limpet.kernel.runtime import system
+    from limpet.kernel.waiting import ticks
     from limpet.worker.protocol import STOP_SIGNALS, SignalPipe
 
-    runtime = system()
-    pause_s = every_s
+    ticks_apart = ticks_left = 1
     with SignalPipe.catching(STOP_SIGNALS) as signals:
         stop = SignalFlag(signals)
-        while not stop.is_set():
+        for _ in chain([None], ticks(stop, every_s)):
+            ticks_left -= 1
+            if ticks_left:
+                continue
             busy = False
             try:
                 for name in names or fleet.indexes():
-                    began_s = runtime.elapsed_s()
                     try:
-                        report = fleet.index(name).compile(place.executor, full=full, stop=stop.is_set)
-                    except (Corrupt, Unavailable, OutcomeUnknown) as error:
-                        _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
-                        continue
+                        busy |= _compile_watched(fleet, name, place, stop, full=full, json=json)
                     except Missing:
                         if names:
                             raise
-                        continue
-                    if report.objects or report.quarantined:
-                        busy = True
-                        _print_run(
-                            {"index": name, **_facts(report), "seconds": runtime.elapsed_s() - began_s}, json=json
-                        )
             except (Unavailable, OutcomeUnknown) as error:
                 _print_run({"error": str(error), "hint": error.hint}, json=json)
-            pause_s = every_s if busy else min(2 * pause_s, IDLE_MAX * every_s)
-            stop.wait(pause_s)
+            ticks_left = ticks_apart = 1 if busy else min(2 * ticks_apart, IDLE_MAX)
+
+
+def _compile_watched(fleet: Fleet, name: str, place: Engine, stop: SignalFlag, *, full: bool, json: bool) -> bool:
+    """Compile one index and report it; whether there was something to do."""
+    from limpet.kernel.runtime import system
+
+    began_s = system().elapsed_s()
+    try:
+        report = fleet.index(name).compile(place.executor, full=full, stop=stop.is_set)
+    except (Corrupt, Unavailable, OutcomeUnknown) as error:
+        _print_run({"index": name, "error": str(error), "hint": error.hint}, json=json)
+        return False
+    if report.objects or report.quarantined:
+        _print_run({"index": name, **_facts(report), "seconds": system().elapsed_s() - began_s}, json=json)
+        return True
+    return False
 
 
 def _print_run(facts: dict[str, Any], *, json: bool) -> None:
-    """Print one line about one run: JSON on stdout, text on stderr."""
     if "error" in facts:
         said = f"{facts.get('index', 'store')}: {facts['error']} (hint: {facts['hint']})"
     else:
@@ -178,27 +180,17 @@ def publish(
     index: IndexArgument,
     table: Annotated[
         str | None,
-        Option(
-            "--table",
-            metavar="NAMESPACE.NAME",
-            show_default="indexes.INDEX",
-            help="The table; created if it does not exist.",
-        ),
+        Option(metavar="NAMESPACE.NAME", show_default="indexes.INDEX", help="The table; created if it does not exist."),
     ] = None,
     catalog: Annotated[
         str | None,
-        Option(
-            "--catalog",
-            metavar="URL",
-            show_default=False,
-            help="Commit through the `limpet serve` there, with the first of LIMPET_API_TOKENS.",
-        ),
+        Option(metavar="URL", help="Commit through the `limpet serve` there, with the first of LIMPET_API_TOKENS."),
     ] = None,
     compile: Annotated[
         bool, Option("--compile/--no-compile", help="Fold what waits into the shards first, or leave it out.")
     ] = True,
     wait: Annotated[
-        float, Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog.")
+        float, Option(metavar="SECONDS", min=0.0, help="How long to wait for the lead, without --catalog.")
     ] = 20.0,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -218,49 +210,30 @@ def publish(
       be read or written; 2 wrong usage, or a table that is not this index's.
     """
     from limpet.app.indexes import demand_index
-    from limpet.cli.catalog import demand_extra, identifier
+    from limpet.catalog import NotLeader
+    from limpet.cli.catalog import demand_extra, identifier, writer_of
 
     demand_extra()
     named = identifier(table, ".") if table is not None else None
     fleet = limpet.open(url, create=False).check()
     demand_index(fleet, index)
     with console(stderr=True).status("publishing"):
-        done = _publish(fleet, index, named, catalog, compile=compile, wait_s=wait)
-    if json:
-        print_json(done)
-    else:
-        _print_published(done)
-
-
-def _publish(
-    fleet: Fleet,
-    index: str,
-    table: tuple[Sequence[str], str] | None,
-    service: str | None,
-    *,
-    compile: bool,
-    wait_s: float,
-) -> Published:
-    from limpet.catalog import NotLeader
-    from limpet.cli.catalog import writer_of
-
-    try:
-        return fleet.publish_index(index, table, compile=compile, through=writer_of(service), wait_s=wait_s)
-    except NotLeader as error:
-        if service is not None:
-            raise
-        raise NotLeader(str(error), hint="commit through it: --catalog http://HOST:PORT") from None
-
-
-def _print_published(done: Published) -> None:
+        try:
+            done = fleet.publish_index(index, named, compile=compile, through=writer_of(catalog), wait_s=wait)
+        except NotLeader as error:
+            if catalog is not None:
+                raise
+            raise NotLeader(str(error), hint="commit through it: --catalog http://HOST:PORT") from None
     name = clean(".".join((*done.namespace, done.table)))
+    said = f"the table {name} is up to date, with {many(done.records, 'record')}"
     if done.changed:
         kept = done.files - done.files_added
         files = f"{many(done.files_added, 'file')} written, {kept:,} kept, {done.files_removed:,} removed"
         said = f"published {many(done.records, 'record')} of {clean(repr(done.index))} as the table {name}: {files}"
+    if json:
+        print_json(done)
     else:
-        said = f"the table {name} is up to date, with {many(done.records, 'record')}"
-    show(said, f"[dim]{clean(done.metadata_location)}[/dim]")
+        show(said, f"[dim]{clean(done.metadata_location)}[/dim]")
 
 
 # ---- repairs ----
@@ -275,14 +248,11 @@ FINDING = ("kind", "key", "what", "wrong", "repaired", "hint")
 def verify(
     name: IndexArgument,
     repair: Annotated[
-        bool, Option("--repair", help="Repair what can be derived: order, duplicates, misplaced records, counts.")
+        bool, Option(help="Repair what can be derived: order, duplicates, misplaced records, counts.")
     ] = False,
     accept_loss: Annotated[
         bool,
-        Option(
-            "--accept-loss",
-            help="Keep what is left of damaged or missing shards, give up the rest; their bytes go to quarantine.",
-        ),
+        Option(help="Keep what is left of damaged or missing shards, give up the rest; their bytes go to quarantine."),
     ] = False,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -338,26 +308,22 @@ def adopt(
         Option(
             "--from",
             metavar="DIR",
-            show_default=False,
             help="Where the files are: a folder, or a URL such as s3://bucket/prefix. Default: beside the index's own.",
         ),
     ] = None,
     quiesced: Annotated[
-        bool, Option("--quiesced", help="Nothing writes those files any more: delete each once it is imported.")
+        bool, Option(help="Nothing writes those files any more: delete each once it is imported.")
     ] = False,
     schema: Annotated[
         Path | None,
         Option(
-            "--schema",
             metavar="FILE",
             show_default="the folder's datapackage.json",
             help="The columns, if there is no index yet: a data package or table schema, in JSON.",
         ),
     ] = None,
-    key: Annotated[
-        str | None, Option("--key", "-k", metavar="NAME", show_default=False, help="The key, if there is no index yet.")
-    ] = None,
-    any_name: Annotated[bool, Option("--any-name", help="A file need not be named by the key of its record.")] = False,
+    key: Annotated[str | None, Option("--key", "-k", metavar="NAME", help="The key, if there is no index yet.")] = None,
+    any_name: Annotated[bool, Option(help="A file need not be named by the key of its record.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -415,9 +381,7 @@ def _print_adopted(name: str, report: AdoptReport, *, in_place: bool, quiesced: 
 
 def reshard(
     name: IndexArgument,
-    depth: Annotated[
-        int, Option("--depth", show_default=False, help="Hex digits of a shard's name: 2 to 4 (256 to 65,536).")
-    ],
+    depth: Annotated[int, Option(help="Hex digits of a shard's name: 2 to 4 (256 to 65,536).")],
     quiesced: QuiescedOption = False,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -447,10 +411,7 @@ def reshard(
 def purge(
     name: IndexArgument,
     older_than: Annotated[
-        float | None,
-        Option(
-            "--older-than", metavar="AGE", parser=duration_s, show_default=False, help=f"Only older ones, {DELAY_HELP}."
-        ),
+        float | None, Option(metavar="AGE", parser=duration_s, help=f"Only older ones, {DELAY_HELP}.")
     ] = None,
     quiesced: QuiescedOption = False,
     url: UrlOption = None,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from limpet.index.codec import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
-IndexArgument = Annotated[str, Argument(metavar="INDEX", show_default=False, help="The index's name.")]
-KeysArgument = Annotated[list[str], Argument(metavar="KEY", show_default=False, help="Keys of records.")]
+IndexArgument = Annotated[str, Argument(metavar="INDEX", help="The index's name.")]
+KeysArgument = Annotated[list[str], Argument(metavar="KEY", help="Keys of records.")]
 
 SkipDamagedOption = Annotated[
     bool, Option("--skip-damaged", help="Leave damaged shards out, name each on stderr, and end with exit code 1.")

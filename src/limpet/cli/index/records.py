@@ -42,7 +42,16 @@ from limpet.cli.index.options import (
 )
 from limpet.cli.options import STDIN, JsonOption, UrlOption, open_input, refuse_path, until_reader_leaves
 from limpet.cli.parse import Argument, Exit, Option, echo
-from limpet.cli.sql import CsvOption, MemoryOption, ParquetOption, QueryArgument, bare, demand_one_format, print_answer
+from limpet.cli.sql import (
+    STDOUT,
+    CsvOption,
+    MemoryOption,
+    ParquetOption,
+    QueryArgument,
+    bare,
+    demand_one_format,
+    print_answer,
+)
 from limpet.kernel.errors import Invalid, LimpetError, Missing
 
 if TYPE_CHECKING:
@@ -55,23 +64,15 @@ if TYPE_CHECKING:
 
 def create(
     index: IndexArgument,
-    schema: Annotated[
-        Path | None,
-        Option("--schema", metavar="FILE", show_default=False, help="A data package or table schema, in JSON."),
-    ] = None,
+    schema: Annotated[Path | None, Option(metavar="FILE", help="A data package or table schema, in JSON.")] = None,
     field: Annotated[
-        list[str] | None,
-        Option(
-            "--field", "-f", metavar="NAME:TYPE", show_default=False, help="A column; NAME:TYPE? may be null. Repeat."
-        ),
+        list[str] | None, Option("--field", "-f", metavar="NAME:TYPE", help="A column; NAME:TYPE? may be null. Repeat.")
     ] = None,
     key: Annotated[
-        str | None,
-        Option("--key", "-k", metavar="NAME", show_default=False, help="The column that identifies a record."),
+        str | None, Option("--key", "-k", metavar="NAME", help="The column that identifies a record.")
     ] = None,
     depth: Annotated[
-        int | None,
-        Option("--depth", min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards."),
+        int | None, Option(min=2, max=4, show_default="2", help="2, 3 or 4: an index has 256, 4,096 or 65,536 shards.")
     ] = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -167,16 +168,11 @@ def ls(url: UrlOption = None, json: JsonOption = False) -> None:
 
 def schema(
     index: IndexArgument,
-    add: Annotated[
-        list[str] | None,
-        Option("--add", metavar="NAME:TYPE", show_default=False, help="Add a column at the end. Repeat."),
-    ] = None,
+    add: Annotated[list[str] | None, Option(metavar="NAME:TYPE", help="Add a column at the end. Repeat.")] = None,
     allow_null: Annotated[
         list[str] | None,
         Option(
-            "--allow-null",
             metavar="NAME",
-            show_default=False,
             help="Let a column be null. Change the types of all programs first: those that demand a value cannot read "
             "such records.",
         ),
@@ -280,7 +276,7 @@ STDIN_BYTES_MAX = 16 << 20
 
 def put(
     index: IndexArgument,
-    record: Annotated[str, Argument(metavar="JSON", show_default=False, help="The record: a JSON object; - is stdin.")],
+    record: Annotated[str, Argument(metavar="JSON", help="The record: a JSON object; - is stdin.")],
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -383,7 +379,7 @@ def sql(
     csv: CsvOption = None,
     parquet: ParquetOption = None,
     allow_files: Annotated[
-        bool, Option("--allow-files", help="Let the query read files of this machine, such as read_csv('x').")
+        bool, Option(help="Let the query read files of this machine, such as read_csv('x').")
     ] = False,
     memory: MemoryOption = None,
     skip_damaged: SkipDamagedOption = False,
@@ -411,8 +407,6 @@ def sql(
         print_answer(rows, json=json, csv=csv, parquet=parquet)
 
 
-FileArgument = Annotated[str, Argument(metavar="FILE", show_default=False, help="The file; - is stdin.")]
-
 FormatOption = Annotated[
     str | None,
     Option(
@@ -422,35 +416,24 @@ FormatOption = Annotated[
         help="csv, jsonl, parquet, usv (limpet's own lines) or strict-usv (the Internet-Draft).",
     ),
 ]
-
-KeyOption = Annotated[
-    str | None, Option("--key", "-k", metavar="NAME", show_default=False, help="The key of the index to --create.")
-]
-
-SkipBadOption = Annotated[
-    Path | None,
-    Option("--skip-bad", metavar="FILE", show_default=False, help="Write bad records to this file, and continue."),
-]
-
-STDOUT = "-"
 WHY_SHOWN = 5
 
 
 def import_(
     index: IndexArgument,
-    file: FileArgument,
+    file: Annotated[str, Argument(metavar="FILE", help="The file; - is stdin.")],
     format: FormatOption = None,
     create: Annotated[
-        bool, Option("--create", help="Create the index if it does not exist, with the columns of the file.")
+        bool, Option(help="Create the index if it does not exist, with the columns of the file.")
     ] = False,
-    key: KeyOption = None,
+    key: Annotated[str | None, Option("--key", "-k", metavar="NAME", help="The key of the index to --create.")] = None,
     batch: Annotated[
-        int, Option("--batch", min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time.")
+        int, Option(min=1, metavar="N", help="How many records, of at most 64 MiB, to write at a time.")
     ] = 200_000,
-    skip_bad: SkipBadOption = None,
-    restart: Annotated[
-        bool, Option("--restart", help="Start from the beginning, even if a part is imported already.")
-    ] = False,
+    skip_bad: Annotated[
+        Path | None, Option(metavar="FILE", help="Write bad records to this file, and continue.")
+    ] = None,
+    restart: Annotated[bool, Option(help="Start from the beginning, even if a part is imported already.")] = False,
     engine: EngineOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -480,7 +463,13 @@ def import_(
     from limpet.index.formats import FORMATS, ChunkLimits, name_of
 
     named = name_of(file, format)
-    _check_options(file, named, create=create, key=key)
+    if key and not create:
+        raise Invalid("--key needs --create: an existing index has its key", hint="leave it out, or add --create")
+    if file == STDIN and (FORMATS[named].seeks or create):
+        why = "--create needs to read it twice" if create else f"{named} is not read from a pipe"
+        raise Invalid(f"stdin cannot be imported: {why}", hint="write it into a file first")
+    if not os.path.isfile(file) and os.path.exists(file) and not os.path.isdir(file):
+        raise Invalid(f"{file} is not a plain file", hint="- reads from a pipe")
     with open_input(file) as stream:
         if skip_bad is not None and skip_bad.exists() and os.path.samestat(skip_bad.stat(), os.fstat(stream.fileno())):
             raise Invalid("--skip-bad names the file that is imported", hint="name another one")
@@ -498,19 +487,6 @@ def import_(
         size = 0 if file == STDIN else os.fstat(stream.fileno()).st_size
         end = FORMATS[named].total(stream, size) if size else 0
         _run(work, fleet, index, file, engine, partial(_progress, work, end, size), json=json, skip_bad=skip_bad)
-
-
-def _check_options(file: str, named: str, *, create: bool, key: str | None) -> None:
-    """Raises: Invalid for options that exclude each other, and for a file that they cannot be used with."""
-    from limpet.index.formats import FORMATS
-
-    if key and not create:
-        raise Invalid("--key needs --create: an existing index has its key", hint="leave it out, or add --create")
-    if file == STDIN and (FORMATS[named].seeks or create):
-        why = "--create needs to read it twice" if create else f"{named} is not read from a pipe"
-        raise Invalid(f"stdin cannot be imported: {why}", hint="write it into a file first")
-    if not os.path.isfile(file) and os.path.exists(file) and not os.path.isdir(file):
-        raise Invalid(f"{file} is not a plain file", hint="- reads from a pipe")
 
 
 def _target(
@@ -617,7 +593,7 @@ def _progress(work: Import, total: int, size: int) -> Iterator[Callable[[], None
 
 def export(
     index: IndexArgument,
-    file: Annotated[str, Argument(metavar="FILE", show_default=False, help="The file to write; - is stdout.")],
+    file: Annotated[str, Argument(metavar="FILE", help="The file to write; - is stdout.")],
     format: FormatOption = None,
     skip_damaged: SkipDamagedOption = False,
     url: UrlOption = None,
@@ -656,7 +632,6 @@ def export(
 
 
 def _write(file: str, export: Callable[[IO[bytes]], Iterator[Exported]]) -> int:
-    """Write the file, or to stdout; how many records."""
     from limpet.index.files import whole_file
     from limpet.kernel.runtime import system
 

@@ -6,25 +6,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from types import MappingProxyType
 
-from limpet.index.formats.api import Chunk, ChunkLimits, Decode, DecodeMany, FileHead, Format, LineReader, Mark, Sample
+from limpet.index.formats.api import Chunk, ChunkLimits, Format, Mark
 from limpet.index.formats.parquet import Parquet
 from limpet.index.formats.text import Csv, Jsonl, StrictUsv, Usv
 from limpet.kernel.errors import Invalid
 
-__all__ = [
-    "FORMATS",
-    "STDIO",
-    "Chunk",
-    "ChunkLimits",
-    "Decode",
-    "DecodeMany",
-    "FileHead",
-    "Format",
-    "LineReader",
-    "Mark",
-    "Sample",
-    "name_of",
-]
+__all__ = ["FORMATS", "STDIO", "Chunk", "ChunkLimits", "Mark", "name_of"]
 
 STDIO = "-"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import IO, Any, Protocol
 
-from limpet.index.codec import LINE_BYTES_MAX, UPDATED_AT, Field, Schema
+from limpet.index.codec import LINE_BYTES_MAX, UPDATED_AT, Columns, Field, Schema, by_column
 from limpet.index.values import INTEGER_END, JSON_KINDS, NULL, READERS, SEPARATOR, Kind, all_in_utc, shown, stamp_time
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid
@@ -23,7 +23,6 @@ Record = tuple[int, bytes]
 Decode = Callable[[Any], dict[str, Any]]
 """Decodes a record of a file into values by column.   Raises: Invalid."""
 
-Columns = Mapping[str, Sequence[Any]]
 DecodeMany = Callable[[Sequence[Any]], Columns | None]
 """Decodes records of a file into values by column; None, or Invalid, if one may be invalid."""
 
@@ -264,14 +263,6 @@ def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Fie
         if field.required and field.name not in names:
             raise Invalid(f"{what} has no field {field.name!r}, which every record needs")
     return {name: columns[name] for name in names}
-
-
-def by_column(records: Sequence[Mapping[str, Any]]) -> Columns:
-    """The values of records by column; None where a record has none."""
-    [*orders] = {*map(tuple, records)}
-    if len(orders) == 1:
-        return dict(zip(orders[0], zip(*(record.values() for record in records), strict=True), strict=True))
-    return {name: [record.get(name) for record in records] for name in dict.fromkeys(chain.from_iterable(orders))}
 
 
 def wrong_width(expected: int, got: int, *, hint: str | None = None) -> Invalid:

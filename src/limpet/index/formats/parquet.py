@@ -84,12 +84,6 @@ def _check_bounds(metadata: Any) -> None:
                 )
 
 
-def _strings(file: Any) -> list[str]:
-    """The top-level columns of strings and bytes."""
-    pa = _arrow()
-    return [each.name for each in file.schema_arrow if pa.types.is_string(each.type) or pa.types.is_binary(each.type)]
-
-
 class Parquet(Format):
     """Apache Parquet."""
 
@@ -105,7 +99,9 @@ class Parquet(Format):
     def chunks(self, stream: IO[bytes], head: FileHead, after: Mark, limits: ChunkLimits) -> Iterator[Chunk]:
         """Row groups before `after` are not read."""
         pa = _arrow()
-        file = _file(stream, packed=_strings(_file(stream)))
+        is_text, is_bytes = pa.types.is_string, pa.types.is_binary
+        columns = _file(stream).schema_arrow
+        file = _file(stream, packed=[each.name for each in columns if is_text(each.type) or is_bytes(each.type)])
         first, skipped = 0, 0
         while first < file.num_row_groups and skipped + file.metadata.row_group(first).num_rows <= after.position:
             skipped += file.metadata.row_group(first).num_rows
@@ -274,7 +270,6 @@ def _field(each: Any) -> Field:
 
 
 def _kind(name: str, kind: Any) -> Kind:
-    """The kind for an Arrow type; other types become strings, as msgspec encodes them."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _kind(name, kind.value_type)
@@ -309,7 +304,6 @@ def arrow_table(schema: Schema, lines: Sequence[bytes]) -> Any:
 
 
 def _column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) -> Any:
-    """One column of those records, as an Arrow array of that type."""
     values = [row[field.name] for row in rows]
     if field.type in JSON_KINDS:
         values = [None if value is None else records.encode(value).decode() for value in values]
@@ -317,7 +311,6 @@ def _column(pa: Any, rows: Sequence[dict[str, Any]], field: Field, kind: Any) ->
 
 
 def _types(pa: Any) -> dict[Kind, Any]:
-    """The Arrow type of each kind of column."""
     text = pa.string()
     return {
         "string": text,

@@ -10,11 +10,10 @@ from typing import IO, Any
 
 import msgspec
 
-from limpet.index.codec import DELETED, LINE_BYTES_MAX, Schema
+from limpet.index.codec import DELETED, LINE_BYTES_MAX, Columns, Schema, by_column
 from limpet.index.formats.api import (
     BOM,
     SAMPLE_ROWS,
-    Columns,
     Decode,
     DecodeMany,
     FileHead,
@@ -25,7 +24,6 @@ from limpet.index.formats.api import (
     Sample,
     TextFormat,
     Write,
-    by_column,
     fields_of_json,
     from_json,
     from_texts,
@@ -90,8 +88,6 @@ def _bare(raw: bytes) -> bytes:
 
 
 class _Rows(LineReader):
-    """Records: lines, joined where a line end is inside quotes."""
-
     def records(self) -> Iterator[Record]:
         """A quote that is never closed affects only its own line."""
         while line := self.next():
@@ -339,8 +335,6 @@ def _content(text: str) -> str | None:
 
 
 class _StrictRecords(LineReader):
-    """Records of strict USV."""
-
     def records(self) -> Iterator[Record]:
         """Each record up to its separator, until the end of transmission, if there is one."""
         left = b""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 from limpet.index.codec import Schema
 from limpet.index.decide import digest, keys_of, shard_of
@@ -60,26 +60,13 @@ def place_of(keys: IndexKeys, key: Key) -> ObjectPlace:
     return ObjectPlace("unknown")
 
 
-FlawKind = Literal[
-    "bad_line",
-    "bad_value",
-    "behind",
-    "changed",
-    "counts",
-    "cut_off",
-    "description",
-    "duplicate",
-    "lost",
-    "misnamed",
-    "misplaced",
-    "missing_shard",
-    "order",
-    "outdated",
-    "quarantined",
-    "stray",
-    "too_large",
-    "unknown",
-]
+Fixable = Literal["behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "outdated", "stray"]
+"""What can be derived from other objects. An object with another flaw is not changed."""
+Acceptable = Literal["bad_line", "bad_value", "changed", "cut_off", "lost", "missing_shard", "too_large"]
+"""Damage of a shard that an operator may accept."""
+FlawKind = Literal[Fixable, Acceptable, "quarantined", "unknown"]
+FIXABLE: frozenset[FlawKind] = frozenset(get_args(Fixable))
+ACCEPTABLE: frozenset[FlawKind] = frozenset(get_args(Acceptable))
 UNREADABLE = frozenset({"bad_line", "bad_value", "cut_off"})
 
 

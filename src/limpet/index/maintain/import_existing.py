@@ -240,8 +240,6 @@ def _keep_copy(storage: IndexStorage, key: Key, data: bytes) -> None:
 
 
 class _ExistingFiles:
-    """Imports the files of a source into an index."""
-
     def __init__(
         self,
         storage: IndexStorage,
@@ -275,7 +273,6 @@ class _ExistingFiles:
         return self._report
 
     def _take(self, batch: list[Stat]) -> None:
-        """Read some files, and keep valid records in memory."""
         wanted = {str(stat.key): stat for stat in batch if stat.key.endswith(ENDING)}
         for stat in batch:
             if _is_lock(stat.key):
@@ -331,7 +328,6 @@ class _ExistingFiles:
         )
 
     def _lines_of(self, name: str, data: bytes, modified: datetime) -> list[bytes]:
-        """The records of a file as lines of the index, all or none.   Raises: Invalid."""
         found = rows(data, self._schema)
         is_shard = name.startswith(f"{SHARDS}/")
         if not is_shard and len(found) != 1:

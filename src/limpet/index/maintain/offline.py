@@ -22,7 +22,7 @@ from limpet.index.storage import Count, Fold, Manifest, sum_of, with_counts
 from limpet.index.values import END, stamp_text
 from limpet.index.writer import READ_NOW_S
 from limpet.kernel.cell import Cell, struct_codec
-from limpet.kernel.errors import Conflict, Held, Invalid, LimpetError
+from limpet.kernel.errors import Conflict, Held, Invalid
 from limpet.kernel.keys import Key
 from limpet.kernel.lease import Lease, LeaseRecord
 from limpet.kernel.lease.decide import RESOLUTION_S, is_live
@@ -51,9 +51,7 @@ def at_rest(whole: WholeIndex, quiesced: bool, *, what: str) -> Iterator[Lease]:
         listed = [stat for stat in storage.store.list(storage.keys.shards) if stat.key.endswith(".lock")]
         oldest = timedelta(seconds=LOCK_TTL_S + RESOLUTION_S)  # F14: LastModified is rounded down
         young = [stat.key for stat in listed if stat.modified + oldest > now and stat.key != storage.keys.lock(ALL)]
-        for key, found in storage.store.get_many(young).items():
-            if isinstance(found, LimpetError):
-                raise found
+        for key, found in storage.blobs(young).items():
             record = Cell(storage.store, key, struct_codec(LeaseRecord), storage.runtime).decode(found).value
             if is_live(record, modified=found.modified, now=now):
                 until = found.modified + timedelta(seconds=record.ttl_s + RESOLUTION_S)
@@ -119,8 +117,6 @@ def reshard(whole: WholeIndex, depth: int, *, quiesced: bool = False) -> Reshard
 
 
 class _Move:
-    """The change from one depth to another."""
-
     def __init__(self, whole: WholeIndex, report: ReshardReport) -> None:
         self._whole = whole
         self._storage = whole.storage
@@ -159,7 +155,6 @@ class _Move:
         self._report.removed += len(done)
 
     def _lines(self, shards: Sequence[str]) -> list[bytes]:
-        """The lines of adjacent shards, in order."""
         lines: list[bytes] = []
         for shard, blob in self._storage.shards(shards).items():
             key = self._storage.keys.shard(shard)

@@ -43,7 +43,7 @@ class Repairs:
         Raises: errors that concern all repairs (Unavailable, Denied).
         """
         places = {key: place_of(self._storage.keys, key) for key in keys}
-        outcomes: dict[Key, LimpetError | None] = {}
+        outcomes: dict[Key, LimpetError | None] = dict.fromkeys(places)
         if self._storage.keys.manifest in places:
             self._count()
             self._manifest = load(self._whole).value  # the rest uses its counts
@@ -54,8 +54,6 @@ class Repairs:
                 self._one(key, place)
             except (Conflict, Corrupt, OutcomeUnknown) as error:
                 outcomes[key] = error
-            else:
-                outcomes[key] = None
         if self._written:
             self._count()
         return outcomes
@@ -174,7 +172,6 @@ class Repairs:
         self._swap(shard, merged.data, blob.version, merged.records)
 
     def _count(self) -> None:
-        """Record the shards that were read or written, unless another process has written them since."""
         record(self._whole, self._manifest.generation, self._folds)
 
     def _describe(self, key: Key) -> None:

@@ -15,10 +15,20 @@ from limpet.index.compiler import is_unexplained, read_quarantined
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import descriptions, package
 from limpet.index.maintain import WholeIndex, batches, changed_meanwhile, load, sole
-from limpet.index.maintain.flaws import Flaw, FlawKind, ObjectPlace, inspect, misnamed, place_of
+from limpet.index.maintain.flaws import (
+    ACCEPTABLE,
+    FIXABLE,
+    UNREADABLE,
+    Flaw,
+    FlawKind,
+    ObjectPlace,
+    inspect,
+    misnamed,
+    place_of,
+)
 from limpet.index.maintain.repairs import Repairs
 from limpet.index.storage import COUNTED_DEPTH_MAX, SHARD_BYTES_MAX, WAITING_BYTES_MAX, Count, Fold, Manifest, sum_of
-from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, OutcomeUnknown
+from limpet.kernel.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key, is_key
 from limpet.kernel.store.api import Blob
 
@@ -127,13 +137,9 @@ class _Verifier:
         self._report.findings.append(Finding(kind, key, what))
 
     def _read(self, places: Mapping[Key, ObjectPlace]) -> set[str]:
-        """Read objects and report their problems. Returns the shards that were read."""
         shards: set[str] = set()
-        for key, found in self._storage.store.get_many(places, size_max=SHARD_BYTES_MAX).items():
-            if isinstance(found, Missing):
-                continue  # merged since it was listed; a missing shard is looked up later
-            if isinstance(found, LimpetError):
-                raise found  # F23: an unreadable object is not known to be valid
+        # a missing object was merged since it was listed; a missing shard is looked up later
+        for key, found in self._storage.blobs(places, SHARD_BYTES_MAX).items():
             place = places[key]
             self._report.read_bytes += len(found.data)
             if place.role == "quarantined":
@@ -221,7 +227,6 @@ class _Verifier:
                     self._add("description", key, what)
 
     def _counted(self) -> None:
-        """Compare the counts in the manifest with the valid shards."""
         key = self._keys.manifest
         wrong = _wrong_counts(self._manifest)
         if wrong is not None:
@@ -241,7 +246,6 @@ class _Verifier:
                 )
 
     def _behind(self, manifest: Manifest) -> list[str]:
-        """The shards whose recorded counts differ from what was read."""
         if manifest.depth > COUNTED_DEPTH_MAX or _wrong_counts(manifest):
             return []
         return [shard for shard, fold in self._folds.items() if manifest.count(shard) != fold.count]
@@ -260,24 +264,13 @@ def _wrong_counts(manifest: Manifest) -> str | None:
 NOTES: frozenset[FlawKind] = frozenset({"behind", "outdated", "quarantined"})
 """Information, not problems: counts may lag behind after a crash, quarantine holds invalid objects, and some readers
 cannot read datetimes by an older description."""
-RESTORE = "restore the object from a backup; lost records cannot be derived from anything else"
-_ACCEPT = "restore the object from a backup; `limpet index verify --accept-loss` keeps what is left of it"
-_REPAIR = "`limpet index verify --repair` repairs it"
+_FROM_BACKUP = "restore the object from a backup"
+RESTORE = f"{_FROM_BACKUP}; lost records cannot be derived from anything else"
 _COMPILE = "the next compile moves it to quarantine; restore it from a backup, or put its records again"
 HINTS: dict[FlawKind, str] = {
-    "bad_line": RESTORE,
-    "bad_value": RESTORE,
+    **dict.fromkeys(FIXABLE, "`limpet index verify --repair` repairs it"),
+    **dict.fromkeys(ACCEPTABLE, f"{_FROM_BACKUP}; `limpet index verify --accept-loss` keeps what is left of it"),
     "behind": "the next compile of that shard notes it, or `limpet index verify --repair`",
-    "changed": _ACCEPT,
-    "counts": _REPAIR,
-    "cut_off": RESTORE,
-    "description": _REPAIR,
-    "duplicate": _REPAIR,
-    "lost": _ACCEPT,
-    "misnamed": _REPAIR,
-    "misplaced": _REPAIR,
-    "missing_shard": _ACCEPT,
-    "order": _REPAIR,
     "outdated": "it is right; `limpet index verify --repair` writes it for more readers",
     "quarantined": "examine it, put its records again if they matter, and delete it",
     "stray": "if no reshard is running, `limpet index verify --repair` moves its records to their shards",
@@ -303,9 +296,7 @@ class Finding:
     @property
     def hint(self) -> str:
         """What to do about it."""
-        if self.kind in ("bad_line", "bad_value", "cut_off"):
-            return _ACCEPT if "/shards/" in self.key else _COMPILE
-        return HINTS[self.kind]
+        return _COMPILE if self.kind in UNREADABLE and "/shards/" not in self.key else HINTS[self.kind]
 
 
 @dataclass(slots=True)
@@ -323,13 +314,3 @@ class VerifyReport:
     def ok(self) -> bool:
         """Whether there is no unresolved problem."""
         return not any(finding.wrong for finding in self.findings)
-
-
-FIXABLE: frozenset[FlawKind] = frozenset(
-    {"behind", "counts", "description", "duplicate", "misnamed", "misplaced", "order", "outdated", "stray"}
-)
-"""What can be derived from other objects. An object with another flaw is not changed."""
-ACCEPTABLE: frozenset[FlawKind] = frozenset(
-    {"bad_line", "bad_value", "changed", "cut_off", "lost", "missing_shard", "too_large"}
-)
-"""Damage of a shard that an operator may accept."""
