@@ -319,7 +319,10 @@ class Adopter:
             try:
                 blob = self._storage.store.get(key, size_max=ENTRY_BYTES_MAX)
                 if not records.is_foreign(blob.data):
-                    kept[where] = _payload_in(blob.data, key, receipt=where in ("failed", "completed"))
+                    ended = where in ("failed", "completed")
+                    holder = records.decode(blob.data, Receipt, what=key) if ended else read_task(blob.data, what=key)
+                    payload = bytes(holder.payload)
+                    kept[where] = None if ended and payload == bytes(NOTHING) else payload
                 elif waits and where != "pending":
                     kept[where] = None  # whatever has the name of a receipt ends the task
             except Missing:
@@ -375,14 +378,6 @@ class Adopter:
                     self._report.deleted += 1
                 else:
                     self._report.bad.append(bad_file(name, f"it was taken over, but not deleted: {error}"))
-
-
-def _payload_in(data: bytes, key: Key, *, receipt: bool) -> bytes | None:
-    """The payload in a task or a receipt.   Raises: Corrupt; Unsupported."""
-    if not receipt:
-        return bytes(read_task(data, what=key).payload)
-    payload = bytes(records.decode(data, Receipt, what=key).payload)
-    return None if payload == bytes(NOTHING) else payload
 
 
 def _other(task: _TaskWrite, kept: Kept) -> BadFile:

@@ -133,7 +133,9 @@ def sleep_async(seconds: float) -> Coroutine[Any, Any, None]:
     """`sleep`, for coroutines."""
     wait_s = checked_seconds(seconds, "a sleep")
     steps = RUNNING.get()
-    return pause(wait_s) if steps is None else _waits(steps, partial(steps.sleep, steps.take(), wait_s))
+    if steps is None:
+        return pause(wait_s)
+    return begun(steps, in_whole_thread(steps.sleep, steps.take(), wait_s))
 
 
 def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]:
@@ -144,34 +146,36 @@ def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = No
     Raises: Invalid for an id that is no handle of a push; Unsupported for tasks in SQS.
     Cost: 1 HEAD for a look while the first of them runs, else 1 GET for each entry; 1 PUT at the end.
     """
-    handles = handles_of(tasks)
-    steps = RUNNING.get()
-    limit_s = None if timeout_s is None else checked_seconds(timeout_s, "timeout_s")
-    if steps is None:
-        return _waited(handles, FOREVER_S if limit_s is None else limit_s)
-    return steps.gather(_two(steps, limit_s), handles, limit_s)
+    return _gathering(tasks, timeout_s)[1]()
 
 
 def gather_async(
     tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None
 ) -> Coroutine[Any, Any, list[Result]]:
     """`gather`, for coroutines."""
+    steps, wait = _gathering(tasks, timeout_s)
+    return in_thread(wait) if steps is None else begun(steps, in_whole_thread(wait))
+
+
+def _gathering(
+    tasks: Iterable[TaskHandle | Pushed], timeout_s: float | None
+) -> tuple[TaskSteps | None, Callable[[], list[Result]]]:
+    """The steps of the task that gathers, and how it waits; its numbers are taken now."""
     handles = handles_of(tasks)
     steps = RUNNING.get()
-    limit_s = None if timeout_s is None else checked_seconds(timeout_s, "timeout_s")
     if steps is None:
-        return in_thread(_waited, handles, FOREVER_S if limit_s is None else limit_s)
-    return _waits(steps, partial(steps.gather, _two(steps, limit_s), handles, limit_s))
+        wait_s = FOREVER_S if timeout_s is None else checked_seconds(timeout_s, "timeout_s")
+        return None, partial(_waited, handles, wait_s)
+    numbers, limit_s = _limited(steps, timeout_s)
+    return steps, partial(steps.gather, numbers, handles, limit_s)
 
 
-def _waits(steps: TaskSteps, wait: Callable[[], R]) -> Coroutine[Any, Any, R]:
-    """A step that waits, in a thread."""
-    return begun(steps, in_whole_thread(wait))
-
-
-def _two(steps: TaskSteps, timeout_s: float | None) -> list[int]:
-    """The numbers of a step that waits: with a time limit, that is recorded under the first one."""
-    return [steps.take()] if timeout_s is None else [steps.take(), steps.take()]
+def _limited(steps: TaskSteps, timeout_s: float | None) -> tuple[list[int], float | None]:
+    """The numbers of a step that waits, and its time limit: with one, that is recorded under the first number."""
+    if timeout_s is None:
+        return [steps.take()], None
+    limit_s = checked_seconds(timeout_s, "timeout_s")
+    return [steps.take(), steps.take()], limit_s
 
 
 def _waited(handles: Sequence[TaskHandle], timeout_s: float) -> list[Result]:
@@ -188,15 +192,15 @@ def wait_signal(name: str, *, timeout_s: float | None = None, default: Any = Non
     Raises: Invalid outside of a task.   Cost: 1 GET for a look, 1 PUT at the end.
     """
     steps = _needed()
-    limit_s = None if timeout_s is None else checked_seconds(timeout_s, "timeout_s")
-    return steps.wait_signal(_two(steps, limit_s), name, limit_s, default)
+    numbers, limit_s = _limited(steps, timeout_s)
+    return steps.wait_signal(numbers, name, limit_s, default)
 
 
 def wait_signal_async(name: str, *, timeout_s: float | None = None, default: Any = None) -> Coroutine[Any, Any, Any]:
     """`wait_signal`, for coroutines."""
     steps = _needed()
-    limit_s = None if timeout_s is None else checked_seconds(timeout_s, "timeout_s")
-    return _waits(steps, partial(steps.wait_signal, _two(steps, limit_s), name, limit_s, default))
+    numbers, limit_s = _limited(steps, timeout_s)
+    return begun(steps, in_whole_thread(steps.wait_signal, numbers, name, limit_s, default))
 
 
 def version(change: str) -> bool:

@@ -11,15 +11,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.cell import Lost, Replaced, Unclear, Versioned, Won
-from limpet.kernel.errors import (
-    Conflict,
-    Corrupt,
-    Denied,
-    Invalid,
-    LimpetError,
-    Missing,
-    Unsupported,
-)
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
     BATCH,
     TASK,
@@ -43,23 +35,9 @@ from limpet.kernel.store.api import Absent, Blob, Match
 from limpet.kernel.store.sources import FileSource
 from limpet.kernel.waiting import attempts
 from limpet.queue.adopt import Adopter, QueueAdoptReport
-from limpet.queue.api import (
-    Policy,
-)
-from limpet.queue.decide import (
-    cancelled,
-    claimed,
-)
-from limpet.queue.durable import (
-    asks_again,
-    is_copy,
-    is_retry,
-    life_of,
-    life_of_receipt,
-    life_said,
-    next_scratch,
-    woken,
-)
+from limpet.queue.api import Policy
+from limpet.queue.decide import cancelled, claimed
+from limpet.queue.durable import asks_again, is_copy, is_retry, life_of, life_of_receipt, life_said, next_scratch, woken
 from limpet.queue.entry import (
     DURABLE_SCHEMA,
     NOTHING,

@@ -12,26 +12,11 @@ import msgspec
 from limpet.kernel import records
 from limpet.kernel.cell import Versioned
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.kernel.keys import (
-    Key,
-    batch_of,
-    entry_of,
-    is_batch,
-    parts_of_scheduled,
-    retry_of,
-)
+from limpet.kernel.keys import Key, batch_of, entry_of, is_batch, parts_of_scheduled, retry_of
 from limpet.kernel.runtime import Runtime, in_thread, pause
 from limpet.kernel.store.api import Blob
 from limpet.queue.api import AttemptError, Outcome, Result
-from limpet.queue.decide import (
-    attempt_errors,
-    attempts_in,
-    attempts_of,
-    completion,
-    errors_of,
-    first_done,
-    lists_done,
-)
+from limpet.queue.decide import attempt_errors, attempts_in, attempts_of, completion, errors_of, first_done, lists_done
 from limpet.queue.entry import NOTHING, EntryLease, Part, Receipt
 from limpet.queue.look import LookSchedule
 from limpet.queue.storage import Storage

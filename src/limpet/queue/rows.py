@@ -6,11 +6,10 @@ An object that cannot be read is left out, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -32,7 +31,7 @@ from limpet.kernel.keys import (
 )
 from limpet.kernel.lease import State
 from limpet.kernel.lease.decide import is_live
-from limpet.kernel.store.api import Blob, Stat, batched
+from limpet.kernel.store.api import Blob, batched
 from limpet.queue.api import TaskState
 from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done
 from limpet.queue.durable import until
@@ -137,7 +136,7 @@ class _RowReader:
 
     def scheduled(self) -> Iterator[TaskRow]:
         """Pushes that are not due."""
-        for key, blob in self._objects("scheduled", self._keys.scheduled, lambda stat: True):
+        for key, blob in self._objects("scheduled", self._keys.scheduled):
             due = parts_of_scheduled(key)
             with _noting(self._found, key):
                 task = read_task(blob.data, what=key)
@@ -148,17 +147,13 @@ class _RowReader:
     def pending(self) -> Iterator[TaskRow]:
         """What waits, rests or runs; the tasks that a running batch has done."""
         leases: dict[str, Blob] = {}
-        for key, blob in self._objects("pending", self._keys.pending, self._is_of_entry):
+        for key, blob in self._objects("pending", self._keys.pending):
             entry, kind = parts_of_entry(key, self._keys.pending) or ("", "")
             if kind == LEASE:
                 leases[entry] = blob
                 continue
             with _noting(self._found, key):
                 yield from self._entry(entry, blob, leases.pop(entry, None), key)
-
-    def _is_of_entry(self, stat: Stat) -> bool:
-        parts = parts_of_entry(stat.key, self._keys.pending)
-        return parts is not None and parts[1] in (TASK, BATCH, LEASE)
 
     def _entry(self, entry: str, blob: Blob, lease: Blob | None, key: Key) -> Iterator[TaskRow]:
         batch = is_batch(entry)
@@ -188,7 +183,7 @@ class _RowReader:
 
     def _ended(self, folder: str, prefix: str) -> Iterator[TaskRow]:
         own: set[tuple[str, int] | None] = set()  # a task's own receipt counts, and is listed before its batch's
-        for key, blob in self._objects(folder, prefix, lambda stat: True):
+        for key, blob in self._objects(folder, prefix):
             own.add(batch_of(name_of_receipt(key)))
             with _noting(self._found, key):
                 receipt = self._storage.decoded_receipt(key, blob).value
@@ -216,15 +211,17 @@ class _RowReader:
                 found |= {n: bytes(data) for n, data in records.decode(blob.data, Part, what=key).results.items()}
         return found | {n: bytes(data) for n, data in receipt.results.items()}
 
-    def _objects(self, folder: str, prefix: str, wanted: Callable[[Stat], bool]) -> Iterator[tuple[Key, Blob]]:
-        """The objects of a folder, in the order of their keys. One that is gone by now is left out."""
-        listed = (stat for stat in self._store.list(prefix) if wanted(stat))
-        limit = None if self._objects_max == float("inf") else int(self._objects_max)
-        stats = [*islice(listed, None if limit is None else limit + 1)]
-        if limit is not None and len(stats) > limit:
-            self._found.cut.append(folder)
-            stats = stats[:limit]
-        sizes = {stat.key: stat.size for stat in stats}
+    def _objects(self, folder: str, prefix: str) -> Iterator[tuple[Key, Blob]]:
+        """The objects of a folder, in the order of their keys, without those that are gone by now; of pending/ only
+        tasks and leases."""
+        sizes: dict[Key, int] = {}
+        for stat in self._store.list(prefix):
+            if folder == "pending" and (parts_of_entry(stat.key, prefix) or ("", ""))[1] not in (TASK, BATCH, LEASE):
+                continue
+            if len(sizes) >= self._objects_max:
+                self._found.cut.append(folder)
+                break
+            sizes[stat.key] = stat.size
         for keys in batched([*sizes], lambda key: sizes[key], size=BYTES_AT_ONCE, count=OBJECTS_AT_ONCE):
             for key, blob in self._store.get_many(keys, size_max=ENTRY_BYTES_MAX).items():
                 if isinstance(blob, Missing):

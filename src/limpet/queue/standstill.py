@@ -6,8 +6,6 @@ still if it waits for a signal that has not come, or for a task that stands stil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import LEASE, QueueKeys, count_of, parts_of_entry, queue_place
 from limpet.kernel.runtime import Runtime
@@ -53,10 +51,6 @@ class StandstillCheck:
                 found += (each.reason for each in record.suspended.values())
         return found
 
-    def _lease(self, storage: Storage, entry: str) -> EntryLease | None:
-        key = storage.keys.lease(entry)
-        return _decoded(storage, entry, self._store.get_many([key])[key])
-
     def _stands_still(self, storage: Storage, entry: str, record: EntryLease | None) -> bool:
         key = str(storage.keys.lease(entry))
         if key not in self._still:
@@ -69,13 +63,11 @@ class StandstillCheck:
         if look.signal is not None:
             seen = storage.signal(entry, look.n, look.signal).read()
             return seen is None or (look.life is not None and not is_of(seen.value.life, look.life))
-        return any(self._stands_still(other, name, self._lease(other, name)) for other, name in self._awaited(look))
-
-    def _awaited(self, look: WaitingStep) -> Iterator[tuple[Storage, str]]:
-        for key in look.awaits:
-            place = queue_place(key)
-            if place is not None:
-                yield Storage(self._store, place.keys, self._runtime), place.name
+        for place in filter(None, map(queue_place, look.awaits)):
+            other, key = Storage(self._store, place.keys, self._runtime), place.keys.lease(place.name)
+            if self._stands_still(other, place.name, _decoded(other, place.name, self._store.get_many([key])[key])):
+                return True
+        return False
 
 
 def _decoded(storage: Storage, entry: str, blob: Blob | LimpetError) -> EntryLease | None:

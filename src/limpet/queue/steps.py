@@ -50,13 +50,7 @@ from limpet.queue.entry import (
     Suspension,
     is_of,
 )
-from limpet.queue.step_values import (
-    UNREADABLE,
-    decoded_value,
-    gathered_bytes,
-    json_value,
-    results_in_order,
-)
+from limpet.queue.step_values import UNREADABLE, decoded_value, gathered_bytes, json_value, results_in_order
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -225,28 +219,13 @@ class TaskSteps:
         began_at: datetime,
         wait_s: float = 0.0,
         sha256: str | None = None,
+        any_step: bool = False,
     ) -> Versioned[StepRecord]:
         """Record a step, unless another attempt did so first: then theirs counts.
 
-        Raises: Fail if theirs is of another step; LeaseLost if the task may have ended meanwhile.
+        Raises: Fail if theirs is of another step, unless `any_step`; LeaseLost if the task may have ended meanwhile.
         Cost: 1 PUT, + 1 GET if another attempt was first, or the lease was not renewed lately.
         """
-        step = self._agreed(number, kind, name, value, began_at=began_at, wait_s=wait_s, sha256=sha256)
-        if is_other(step.value, kind, name, sha256):
-            raise Fail(mismatch(number, step.value, kind, name, sha256))
-        return step
-
-    def _agreed(
-        self,
-        number: int,
-        kind: StepKind,
-        name: str,
-        value: bytes,
-        *,
-        began_at: datetime,
-        wait_s: float = 0.0,
-        sha256: str | None = None,
-    ) -> Versioned[StepRecord]:
         claim = self._claim
         record = StepRecord(
             kind=kind,
@@ -271,6 +250,8 @@ class TaskSteps:
         claim.check_held()  # if the task has ended, its steps are gone, and this record was the first for nobody else
         assert self._log is not None
         self._log[number] = step
+        if not any_step and is_other(step.value, kind, name, sha256):
+            raise Fail(mismatch(number, step.value, kind, name, sha256))
         return step
 
     def wall(self) -> datetime:
@@ -307,38 +288,15 @@ class TaskSteps:
         left = left_s(step, storage.store.now())
         return left if left <= 0 or step.modified is None else left_s(step, storage.exact_now())
 
-    def _suspend(
-        self,
-        number: int,
-        reason: str,
-        left: float | None,
-        *,
-        awaits: Sequence[str] = (),
-        signal: str | None = None,
-        life: str | None = None,
-        delayed_s: float = 0.0,
-    ) -> Suspend:
-        wait_s, suspension = waiting(
-            self._claim.suspended_before.get(self._n),
-            reason=reason,
-            step=number,
-            wall=self.wall(),
-            awaits=awaits,
-            signal=signal,
-            life=life,
-            left=left,
-            delayed_s=delayed_s,
-        )
-        return self._to_suspend(wait_s, suspension)
+    def _suspend(self, number: int, reason: str, left: float | None, **about: Any) -> Suspend:
+        """`about`: what the step waits for, as `durable.waiting` takes it."""
+        before = self._claim.suspended_before.get(self._n)
+        return self._to_suspend(*waiting(before, reason=reason, step=number, wall=self.wall(), left=left, **about))
 
     def _to_suspend(self, wait_s: float, suspension: Suspension) -> Suspend:
         """What ends this run. It is kept, since a handler may catch it."""
         self.suspended = self.suspended or Suspend(wait_s, suspension)
         return self.suspended
-
-    def _waited_s(self, number: int) -> float:
-        before = self._claim.suspended_before.get(self._n)
-        return 0.0 if before is None or before.step != number else before.waited_s
 
     def gather(self, numbers: Sequence[int], handles: Sequence[TaskHandle], timeout_s: float | None) -> list[Result]:
         """The ends of these tasks.   Raises: Suspend while some have not ended and there is time left."""
@@ -392,7 +350,8 @@ class TaskSteps:
         if in_time and keys and self._claim.storage.exists(keys[0]):
             raise self._suspend(number, f"waiting for {len(handles)} tasks in {where}", left, awaits=keys)
         results = results_in_order(handles)
-        waited_s = self._waited_s(number)
+        before = self._claim.suspended_before.get(self._n)
+        waited_s = 0.0 if before is None or before.step != number else before.waited_s
         open_ = [n for n, result in enumerate(results) if not has_ended(result.state, waited_s)]
         if open_ and in_time:
             said = f"waiting for {len(open_)} of {len(handles)} tasks in {where}"
@@ -443,16 +402,13 @@ class TaskSteps:
     def version(self, change: str) -> bool:
         """Whether this task is on the new side of a change. On the old side no number is used."""
         number = self.take()
-        log = self._steps()
-        if number in log:
-            new = not is_other(log[number].value, "version", change)
-        else:
-            new = not is_other(
-                self._agreed(number, "version", change, b"null", began_at=self.wall()).value, "version", change
-            )
-        if not new:
+        step = self._steps().get(number)
+        if step is None:
+            step = self.record(number, "version", change, b"null", began_at=self.wall(), any_step=True)
+        if is_other(step.value, "version", change):
             self._next -= 1
-        return new
+            return False
+        return True
 
     # ---- pushes ----
 

@@ -13,20 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
-from limpet.kernel.keys import (
-    Key,
-    batch_of,
-    count_of,
-)
+from limpet.kernel.keys import Key, batch_of, count_of
 from limpet.kernel.lease import State
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Stat, Store, Version
 from limpet.queue.api import Stats
 from limpet.queue.count import SOME, Folder, QueueCount, count_queues
-from limpet.queue.decide import (
-    lists_done,
-    open_tasks,
-)
+from limpet.queue.decide import lists_done, open_tasks
 from limpet.queue.durable import until
 from limpet.queue.entry import EntryLease, Receipt, Suspension, lease_of
 from limpet.queue.rows import state_of

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -141,47 +142,27 @@ def published(
     A live lease is never taken over: if the last writer won, two nodes would take it from each other without end. It is
     held for `hold_s`, which covers the interval between two cycles.
     """
-    if stands is None:
-        return _first(local, owner=owner, hold_s=hold_s, wall=wall)
+    ours = stands is not None and stands.state is State.HELD and stands.worker_id == owner
+    about: dict[str, Any] = {
+        "state": State.HELD,
+        "worker_id": owner,
+        "label": local.label,
+        "heartbeat_at": wall,
+        "expires_at": wall + timedelta(seconds=hold_s),
+        "ttl_s": hold_s,
+    }
+    if stands is None:  # it charges no attempt: attempts are counted in the node's own lease
+        return EntryLease(name=local.name, token=1, attempt=local.attempt, created_at=wall, charged=0, **about)
     if stands.state is State.CANCELLED:
         return None
-    ours = stands.state is State.HELD and stands.worker_id == owner
     if stands.state is State.HELD and not ours:
         assert modified is not None
         step = next_step(stands, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
         if not isinstance(step, Take):
             return None
-    return msgspec.structs.replace(
-        stands,
-        state=State.HELD,
-        worker_id=owner,
-        label=local.label,
-        token=stands.token if ours else stands.token + 1,
-        created_at=stands.created_at if ours else wall,
-        heartbeat_at=wall,
-        expires_at=wall + timedelta(seconds=hold_s),
-        ttl_s=hold_s,
-        not_before=None,
-        running=None,
-        beside=[],
-    )
-
-
-def _first(local: EntryLease, *, owner: str, hold_s: float, wall: datetime) -> EntryLease:
-    """A lease that charges no attempt: attempts are counted in the node's own lease."""
-    return EntryLease(
-        state=State.HELD,
-        name=local.name,
-        worker_id=owner,
-        label=local.label,
-        token=1,
-        attempt=local.attempt,
-        created_at=wall,
-        heartbeat_at=wall,
-        expires_at=wall + timedelta(seconds=hold_s),
-        ttl_s=hold_s,
-        charged=0,
-    )
+    if not ours:
+        about |= {"token": stands.token + 1, "created_at": wall}
+    return msgspec.structs.replace(stands, not_before=None, running=None, beside=[], **about)
 
 
 def let_go(stands: EntryLease | None, *, owner: str) -> EntryLease | None:

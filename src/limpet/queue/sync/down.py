@@ -18,7 +18,7 @@ from limpet.kernel.lease import State
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Stat, batched
-from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
+from limpet.queue.entry import ENTRY_BYTES_MAX
 from limpet.queue.sync.apply import Applier, Collision, Cycle, RemoteLeases, queues_of, read_each
 from limpet.queue.sync.decide import absent, entry_of_line, is_stale, unread
 from limpet.queue.sync.log import Logs, ReadLog, list_logs, read_logs, trim_logs
@@ -168,9 +168,12 @@ class LogApplier:
             outcome = self._here.push(Key(line.key), data, look_first=True)
             cycle.pushes += outcome.new
         else:
-            receipt = line.receipt or self._fetch_receipt(line)
+            receipt = line.receipt
             if receipt is None:
-                return
+                seen = self._there.storage(place_of(line).keys).receipt(Key(line.key)).read()
+                if seen is None:
+                    return
+                receipt = seen.value
             if client:
                 self._there.end(line, receipt, parts_from=self._remote, look_first=True)
             outcome = self._here.end(line, receipt, parts_from=self._remote, look_first=True)
@@ -183,10 +186,6 @@ class LogApplier:
             return self._remote.get(key, size_max=ENTRY_BYTES_MAX).data
         except Missing:
             return None
-
-    def _fetch_receipt(self, line: EndLine) -> Receipt | None:
-        seen = self._there.storage(place_of(line).keys).receipt(Key(line.key)).read()
-        return seen.value if seen else None
 
     def _note(self, line: LeaseLine, node: str, seq: int, live_s: float, cycle: Cycle) -> None:
         queue = QueueKeys(line.root)

@@ -36,6 +36,8 @@ from limpet.queue.sync.state import NodeState
 
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
+SENDS_MAX = 4
+"""How often a client sends a line: its caller waits for it."""
 PAGE = 1000
 
 Logs = Mapping[str, Mapping[int, Stat]]
@@ -112,7 +114,7 @@ class ClientLog(_LineJournal):
             if self._owner != runtime.owner:  # a forked child is another client
                 self._owner, self._node, self._seq = runtime.owner, CLIENT + runtime.new_id(), 0
             data = log_bytes([line], node=self._node, owner=self._owner, up_s=0.0)
-            for _ in attempts(runtime):
+            for _ in attempts(runtime, SENDS_MAX):
                 found = _put_log(self._store, keys.log_key(self._node, self._seq + 1), data)
                 if found is not None:  # ours, or an earlier line that was given up and landed late: it has the number
                     self._seq += 1
