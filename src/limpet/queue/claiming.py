@@ -180,7 +180,6 @@ class Claiming(Inspection):
         return page
 
     def _expect(self, at_s: float) -> None:
-        """An idle worker looks again at that time of this process's clock."""
         if self.storage.bell is not None:
             self.storage.bell.expect(at_s)
         else:
