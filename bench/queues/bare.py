@@ -54,12 +54,10 @@ class BareQueue:
         for _ in range(count):
             self._made += 1
             entry = f"01m7thjqatea46wvjp{self._made:08}"
-            with suppress(FileNotFoundError):
-                os.open(f"{self._root}/pending/{entry}", FOLDER)
             temp = self._fill(TASK)
             os.lstat(f"{self._root}/pending")
             os.mkdir(entry, 0o700, dir_fd=self._pending)
-            folder = self._open(entry)
+            folder = os.open(entry, FOLDER | os.O_NOFOLLOW, dir_fd=self._pending)
             self._link(temp, folder, "task.json", is_new=True)
             os.close(folder)
 
@@ -74,7 +72,7 @@ class BareQueue:
         pending = os.open(f"{self._root}/pending", FOLDER)
         entries = sorted(entry.name for entry in os.scandir(pending))[:PAGE]
         for entry in entries:
-            folder = os.open(f"{self._root}/pending/{entry}", FOLDER)
+            folder = os.open(entry, FOLDER | os.O_NOFOLLOW, dir_fd=pending)
             for name in os.scandir(folder):
                 os.stat(name.name, dir_fd=folder, follow_symlinks=False)
             os.close(folder)
@@ -83,14 +81,16 @@ class BareQueue:
 
     def _work(self, entry: str) -> None:
         path = f"{self._root}/pending/{entry}"
-        folder = self._open(entry)
-        self._put(LEASE, folder, "lease.json")
+        folder = os.open(path, FOLDER)
+        self._put(LEASE, folder, "lease.json", is_new=True)
         task = os.open(f"{path}/task.json", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.pread(task, os.fstat(task).st_size, 0)
         os.close(task)
         os.lstat(f"{self._root}/completed")
         self._put(RECEIPT, self._completed, f"{entry}.json")
         os.lstat(path)
+        if not self._sync:
+            os.fstat(folder)
         for name in ("task.json", "lease.json"):
             os.unlink(name, dir_fd=folder)
             if self._sync:
@@ -100,16 +100,11 @@ class BareQueue:
         os.fstat(self._pending)
         os.close(folder)
 
-    def _open(self, entry: str) -> int:
-        folder = os.open(f"{self._root}/pending/{entry}", FOLDER)
-        os.fstat(folder)
-        return folder
-
-    def _put(self, data: bytes, folder: int, name: str) -> None:
+    def _put(self, data: bytes, folder: int, name: str, *, is_new: bool = False) -> None:
         if self._sync:
             with suppress(FileNotFoundError):
                 os.stat(name, dir_fd=folder, follow_symlinks=False)
-        self._link(self._fill(data), folder, name)
+        self._link(self._fill(data), folder, name, is_new=is_new)
 
     def _fill(self, data: bytes) -> str:
         self._temps += 1

@@ -13,10 +13,10 @@ from limpet.kernel.errors import Invalid, LimpetError, OutcomeUnknown, Unavailab
 from limpet.kernel.keys import Key, QueueKeys
 from limpet.kernel.lease import State
 from limpet.queue import Result, Retry
-from limpet.queue.board import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.entry import SignalRecord, Suspension
 from limpet.queue.rows import task_rows
+from limpet.queue.state import INLINE_BYTES_MAX, INLINE_TOTAL_MAX, PART_BYTES_MAX
 from support.queue import TTL_S, Crash, Process, World, crash, held, raises, rounds
 from support.stores import lost_reply, lost_request
 

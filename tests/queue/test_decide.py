@@ -17,7 +17,6 @@ from limpet.kernel.lease.decide import look_interval_s
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.store import Version
 from limpet.queue import Policy
-from limpet.queue.board import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
 from limpet.queue.decide import (
     ABANDONED,
     BRIEF_CHARS_MAX,
@@ -67,6 +66,7 @@ from limpet.queue.entry import (
     Suspension,
 )
 from limpet.queue.rows import state_of
+from limpet.queue.state import INLINE_BYTES_MAX, INLINE_TOTAL_MAX
 from support.clock import EPOCH, steady
 
 TTL_S = 60.0

@@ -300,7 +300,7 @@ def test_list_reads_no_folder_before_its_turn(tmp_path: Path) -> None:
     listing = store.list("q")
     assert tape.take() == []
     next(listing)
-    assert tape.take() == ["open q", "scandir q", "open q/00", "scandir q/00", "stat q/00/0.json"]
+    assert tape.take() == ["open q", "scandir q", "reopen q/00", "scandir q/00", "stat q/00/0.json"]
     assert len([*listing]) == 99
     assert len(tape.take("scandir")) == 19
     assert len([*store.list("q", after="q/17/2.json")]) == 12

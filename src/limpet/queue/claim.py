@@ -1,6 +1,6 @@
 """`EntryClaim`: the tasks of one entry that this process holds, from the claim to the last verdict.
 
-`board` has what is known of them in memory, `storage` their objects.
+`state` has what is known of them in memory, `storage` their objects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from limpet.kernel.lease import HeldLease, Renewer
 from limpet.kernel.user_code import ended, text_of
 from limpet.kernel.waiting import backoff_s
 from limpet.queue.api import Fail, Policy, Retry, Task
-from limpet.queue.board import StartGroup, TaskBoard
 from limpet.queue.decide import (
     attempt_record,
     attempts_of,
@@ -58,6 +57,7 @@ from limpet.queue.entry import (
     result_bytes,
     task_name,
 )
+from limpet.queue.state import ClaimState, StartGroup
 from limpet.queue.storage import Storage
 
 NO_VERDICT = "the block ended without a verdict"
@@ -158,7 +158,7 @@ class EntryClaim:
         self._renewer = renewer
         self._lease = lease
         runtime = storage.runtime
-        self._board = TaskBoard(lease.record, len(content.ids), policy, runtime.elapsed_s())
+        self._state = ClaimState(lease.record, len(content.ids), policy, runtime.elapsed_s())
         self._mutex = runtime.mutex()
         self._writing = runtime.mutex()
         renewer.add(self)
@@ -166,7 +166,7 @@ class EntryClaim:
     @property
     def over(self) -> bool:
         """Whether it has ended, or every task has its verdict."""
-        return self._ended or not self._board.open
+        return self._ended or not self._state.open
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the claim is over."""
@@ -189,12 +189,12 @@ class EntryClaim:
     @property
     def held_s(self) -> float:
         """For how long this process has had the claim."""
-        return self.storage.runtime.elapsed_s() - self._board.began_s
+        return self.storage.runtime.elapsed_s() - self._state.began_s
 
     @property
     def suspended_before(self) -> Mapping[int, Suspension]:
         """By task: its suspension when this claim began."""
-        return self._board.first.suspended
+        return self._state.first.suspended
 
     @property
     def lost(self) -> bool:
@@ -219,39 +219,35 @@ class EntryClaim:
     @property
     def may_start(self) -> bool:
         with self._mutex:
-            return not (self._ended or self._lease.lost) and self._board.next_may_start(self._policy)
+            return not (self._ended or self._lease.lost) and self._state.next_may_start(self._policy)
 
     def _start(self, *, beside: bool) -> EntryTask | None:
         """Start the next task; None if there is none, or the claim is over. `beside`: whatever else runs."""
-        board, lease = self._board, self._lease
+        state, lease = self._state, self._lease
         while True:
             with self._mutex:
                 at_s = self.storage.runtime.elapsed_s()
-                if self._ended or not board.waiting or lease.lost_at(at_s):
+                if self._ended or not state.waiting or lease.lost_at(at_s):
                     return None
-                if board.running and not beside and not board.next_may_start(self._policy):
+                if state.running and not beside and not state.next_may_start(self._policy):
                     return None
-                n = board.waiting.pop()
-                board.running[n] = board.started_s = at_s
+                n = state.waiting.pop()
+                state.running[n] = state.started_s = at_s
                 attempts = attempts_of(lease.record, n) + 1
-                if not board.by_swap:
-                    board.progress.attempts[n] = attempts
+                if not state.by_swap:
+                    state.progress.attempts[n] = attempts
             payload = ended(self._decoder.decode, self.content.payloads[n])
             if payload.error is not None:  # the bytes are no JSON, or a user's own type refuses them
-                self._put_back(n)
+                with self._mutex:
+                    state.put_back(n)
                 self.give_up(n, f"the payload does not fit: {_short(payload.error)}", unread=True)
                 continue
-            if board.by_swap and (not self._charge(n) or self._ended):
+            if state.by_swap and (not self._charge(n) or self._ended):
                 return None  # or it was handed back meanwhile
             return EntryTask(self, n, payload.value, attempts)
 
-    def _put_back(self, n: int) -> None:
-        with self._mutex:
-            self._board.put_back(n)
-
     def _attempts(self, n: int) -> int:
-        """How many attempts of task `n` there were, this claim's too."""
-        return self._board.progress.attempts.get(n) or attempts_of(self._lease.record, n)
+        return self._state.progress.attempts.get(n) or attempts_of(self._lease.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
@@ -261,7 +257,7 @@ class EntryClaim:
             return
         try:
             if error is None or isinstance(error, Exception):
-                for n in [*self._board.running]:
+                for n in [*self._state.running]:
                     apply_error(EntryTask(self, n, None, self._attempts(n)), error)
             self._conclude()
         finally:
@@ -288,7 +284,7 @@ class EntryClaim:
                 before = error_of(record, n, count)
                 self.note_durable(n)
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
-            self._board.waiting = [n for n in self._board.waiting if n in self._board.open]
+            self._state.waiting = [n for n in self._state.waiting if n in self._state.open]
             if not self.over:
                 return True
             self.hand_back()
@@ -311,21 +307,21 @@ class EntryClaim:
     def _running_since_s(self) -> float:
         """When the task that has run longest was started; if none runs, the last one."""
         with self._mutex:
-            return min(self._board.running.values(), default=self._board.started_s)
+            return min(self._state.running.values(), default=self._state.started_s)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
         data = None if result is None else result_bytes(result)
-        board = self._board
+        state = self._state
         last = False
         with self._mutex:
             ended = self._ended
             if not ended:
                 self._check_undecided(n)
-                last = board.close(n)
-                board.progress.done.append(n)
-                if data is not None and not board.results.is_large(n, data):
-                    board.progress.results[n] = board.results.all[n]
+                last = state.close(n)
+                state.progress.done.append(n)
+                if data is not None and not state.results.is_large(n, data):
+                    state.progress.results[n] = state.results.all[n]
         if ended:
             self._complete_late([n], None if data is None else msgspec.Raw(data))
         elif last:
@@ -348,10 +344,10 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            self._board.running.pop(n, None)
-            self._board.progress.due_s[n] = self.storage.runtime.elapsed_s() + after_s
+            self._state.running.pop(n, None)
+            self._state.progress.due_s[n] = self.storage.runtime.elapsed_s() + after_s
             self._note(n, error, trace)
-            all_wait = self._board.all_wait()
+            all_wait = self._state.all_wait()
         if all_wait:
             self._conclude()
 
@@ -361,20 +357,20 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            progress, at_s = self._board.progress, self.storage.runtime.elapsed_s()
+            progress, at_s = self._state.progress, self.storage.runtime.elapsed_s()
             progress.attempts[n] = max(0, self._attempts(n) - 1)
-            self._board.running.pop(n, None)
+            self._state.running.pop(n, None)
             progress.due_s[n] = at_s + min(max(0.0, wait_s), DELAY_MAX_S)
             progress.suspended[n] = suspension, at_s
-            all_wait = self._board.all_wait()
+            all_wait = self._state.all_wait()
         if all_wait:
             self._conclude()
 
     def note_durable(self, n: int) -> None:
         """Task `n` records a step: its steps are removed with the entry."""
         with self._mutex:
-            if n not in self._board.progress.durable:
-                self._board.progress.durable.append(n)
+            if n not in self._state.progress.durable:
+                self._state.progress.durable.append(n)
 
     def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
@@ -384,8 +380,7 @@ class EntryClaim:
         self._lease.check_held()
 
     def _durable(self) -> set[int]:
-        """The tasks that have recorded steps."""
-        return {*self._lease.record.durable, *self._board.progress.durable}
+        return {*self._lease.record.durable, *self._state.progress.durable}
 
     def life(self, n: int) -> str:
         """The life of task `n`."""
@@ -416,7 +411,7 @@ class EntryClaim:
                 return False
             if not self._still_ours():
                 with self._mutex:
-                    self._board.spent |= {n}
+                    self._state.spent |= {n}
                     self._note(n, error, trace)
                 return False
         self._check_undecided(n)
@@ -433,9 +428,9 @@ class EntryClaim:
                     return
                 self._write_receipt(n, receipt)
                 with self._mutex:
-                    last = self._board.close(n)
-                    self._board.progress.due_s.pop(n, None)
-                    self._board.progress.failed.append(n)
+                    last = self._state.close(n)
+                    self._state.progress.due_s.pop(n, None)
+                    self._state.progress.failed.append(n)
                 wrote = True
 
         self.patiently(write)
@@ -445,7 +440,7 @@ class EntryClaim:
 
     def _note(self, n: int, error: str, trace: str | None) -> None:
         """Keep the error of an attempt for those who look at the task, and for its receipt."""
-        progress = self._board.progress
+        progress = self._state.progress
         if error or trace:
             at, worker = self.storage.runtime.wall(), self._lease.record.label
             progress.errors[n] = attempt_record(self._attempts(n), at=at, worker=worker, error=error, trace=trace)
@@ -473,7 +468,7 @@ class EntryClaim:
 
     def _check_undecided(self, n: int) -> None:
         """Raises: Invalid for a task that has its verdict."""
-        if n not in self._board.open or n in self._board.progress.due_s:
+        if n not in self._state.open or n in self._state.progress.due_s:
             raise Invalid(f"task {self.content.ids[n]!r} has its verdict already", hint="give each task exactly one")
 
     def _charge(self, n: int) -> bool:
@@ -482,14 +477,14 @@ class EntryClaim:
         The first thread that may write does so for all that wait for that: they start together.
         """
         with self._mutex:
-            starts = self._board.starts = self._board.starts or StartGroup()
+            starts = self._state.starts = self._state.starts or StartGroup()
             starts.tasks.append(n)
         try:
             with self._writing:
                 with self._mutex:
-                    writes = self._board.starts is starts
+                    writes = self._state.starts is starts
                     if writes:
-                        self._board.starts = None
+                        self._state.starts = None
                 if writes:
                     with suppress(Conflict, LeaseLost, OutcomeUnknown, Unavailable):
                         self._write_large()
@@ -498,21 +493,21 @@ class EntryClaim:
         finally:
             if not starts.charged:
                 with self._mutex:
-                    self._board.put_back(n)
-                    self._board.waiting.clear()  # the rest goes back
+                    self._state.put_back(n)
+                    self._state.waiting.clear()  # the rest goes back
         return starts.charged
 
     def _write_large(self) -> None:
         """Large results come before the swap that counts their tasks as done."""
-        self._board.progress.parts.extend(self._board.results.write_large(self.storage, self.entry))
+        self._state.progress.parts.extend(self._state.results.write_large(self.storage, self.entry))
 
     def _written(self, record: EntryLease) -> EntryLease:
         """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
-            board = self._board
-            done = [n for n in board.progress.done if n not in board.results.large]
-            running = [] if board.by_swap else [*board.running]
-            progress = msgspec.structs.replace(board.progress, done=done, running=running)
+            state = self._state
+            done = [n for n in state.progress.done if n not in state.results.large]
+            running = [] if state.by_swap else [*state.running]
+            progress = msgspec.structs.replace(state.progress, done=done, running=running)
             return progressed(record, progress, self.storage.runtime.elapsed_s())
 
     def _still_ours(self) -> bool:
@@ -551,9 +546,9 @@ class EntryClaim:
         elif self.batch:
             self._finish_batch()
         else:
-            record, board = self._lease.record, self._board
-            if board.progress.done or record.done:
-                result = board.results.all.get(0) or record.results.get(0)
+            record, state = self._lease.record, self._state
+            if state.progress.done or record.done:
+                result = state.results.all.get(0) or record.results.get(0)
                 parts = [] if result else record.parts
                 self._write_receipt(0, self._receipt(0, "completed", result=result, parts=parts))
             else:
@@ -564,7 +559,7 @@ class EntryClaim:
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
-        record, progress = self._lease.record, self._board.progress
+        record, progress = self._lease.record, self._state.progress
         if record.durable or progress.durable:
             failed = {*record.failed, *progress.failed}
             self.storage.close(self.entry, batch=self.batch, steps=bool(self._durable() - failed), keep=failed)
@@ -578,7 +573,7 @@ class EntryClaim:
 
         Cost: 1 LIST, if there are such tasks; 1 PUT for each that has none.
         """
-        inherited = self._board.first.failed
+        inherited = self._state.first.failed
         if not inherited:
             return
         written = self.storage.own_receipts(self.storage.keys.failed, self.entry) if self.batch else {*()}
@@ -589,7 +584,7 @@ class EntryClaim:
     def _finish_batch(self) -> None:
         if not self._still_ours():
             self._end()
-            self._complete_late(self._board.progress.done)
+            self._complete_late(self._state.progress.done)
             return
         self._write_large()
         self._write_missing_receipts()
@@ -599,7 +594,7 @@ class EntryClaim:
         receipt = batch_receipt(record, self.content, wall=self.storage.runtime.wall(), own=own)
         key = self.storage.keys.completed_of(self.entry)
         stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
-        self._complete_late([n for n in self._board.progress.done if n in stands.failed])
+        self._complete_late([n for n in self._state.progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
         """Write a receipt for each task that finished after this process lost the entry (H4).
@@ -613,7 +608,7 @@ class EntryClaim:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
-            data = result or self._board.results.all.get(n)
+            data = result or self._state.results.all.get(n)
             self._write_receipt(n, self._receipt(n, "completed", result=data))
 
     def _end(self) -> None:
@@ -630,7 +625,7 @@ class EntryClaim:
         with self._writing:
             if self._ended:
                 return
-            if self._board.open:
+            if self._state.open:
                 self._let_go()
             else:
                 self._write_end()
@@ -638,16 +633,16 @@ class EntryClaim:
     def _let_go(self) -> None:
         """A verdict that another thread gives from now on comes late (H4): those before it are all written down."""
         self._end()
-        returned = {n for n in self._board.open if n not in self._board.progress.due_s and n not in self._board.spent}
-        self._hurry = self._hurry or not (self._board.progress.done or self._board.progress.due_s or self._board.spent)
+        returned = {n for n in self._state.open if n not in self._state.progress.due_s and n not in self._state.spent}
+        self._hurry = self._hurry or not (self._state.progress.done or self._state.progress.due_s or self._state.spent)
         try:
             self.patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
-            self._complete_late(self._board.progress.done)  # the entry itself runs out, as after a crash
+            self._complete_late(self._state.progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
         def change(record: EntryLease) -> EntryLease:
-            record = handed_back(self._written(record), returned, started=self._board.running)
+            record = handed_back(self._written(record), returned, started=self._state.running)
             return freed(record, len(self.content.ids), self.storage.runtime.wall())
 
         self._write_large()
@@ -675,7 +670,6 @@ class EntryClaim:
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=wall, **about)
 
     def _write_receipt(self, n: int, receipt: Receipt) -> None:
-        """Write the receipt of task `n`, unless there is one. See `Storage.write_receipt`."""
         entry = self._lease.name
         name = task_name(entry, n, batch=self.batch)
         keys = self.storage.keys

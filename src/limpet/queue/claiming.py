@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -67,7 +66,7 @@ class Claiming(Inspection):
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
         runtime, looks = self.storage.runtime, self._looks
         # After a find the page is used up first: that is no look, and needs no preparation.
-        claim = self._try_claim(self._from_ready) if looks.is_hot else None
+        claim = self._try_claim(self._from_ready) if self.discovery.ready.entries and looks.is_hot else None
         if claim is not None:
             self._note_claim()
             return claim
@@ -141,10 +140,11 @@ class Claiming(Inspection):
         discovery, pages = self.discovery, self.discovery.pages
         self._looks.forget_expected()
         self._sweeper.sweep_when_due()
-        claim = self._from_ready()
+        claim = self._from_ready() if discovery.ready.entries else None
         listed = False
         for _ in range(LISTS_MAX):
-            if claim is not None or not self._worth_a_list():
+            # In a bucket, the bell tells an idle worker when to list.
+            if claim is not None or not (self.storage.bell is None or self.storage.bell.worth_a_list()):
                 break
             page = self._list_page(pages.listed)
             listed = listed or page is not None
@@ -152,7 +152,7 @@ class Claiming(Inspection):
             if page is not None and not page.tail:
                 discovery.ask()
             claim = self._from_ready()
-            if claim is None and discovery.stale:
+            if claim is None and discovery.ready.stale:
                 self._note_find()
             elif pages.whole or not (pages.crowded or (page is not None and page.ours)):
                 break  # else another page may have an entry that is free
@@ -168,21 +168,18 @@ class Claiming(Inspection):
 
     def _list_page(self, listed: int) -> CandidatePage | None:
         """List a page, unless another thread has done so, and make delayed pushes pending that are due."""
-        bell = self.storage.bell
-        with nullcontext() if bell is None else bell.listing():
+        if self.storage.bell is None:
             page = self.discovery.list_page(listed)
+        else:
+            with self.storage.bell.listing():
+                page = self.discovery.list_page(listed)
         if page is not None and page.scheduled:
             now = self.storage.exact_now()
             self.discovery.add(self._pusher.promote(now=now, keys=page.scheduled))
             self._expect_scheduled(page.scheduled, now)
         return page
 
-    def _worth_a_list(self) -> bool:
-        """Whether to list the queue. In a bucket, the bell tells an idle worker when.   Cost: 1 HEAD, or nothing."""
-        return self.storage.bell is None or self.storage.bell.worth_a_list()
-
     def _expect(self, at_s: float) -> None:
-        """An idle worker looks again at that time of this process's clock."""
         if self.storage.bell is not None:
             self.storage.bell.expect(at_s)
         else:
@@ -228,7 +225,7 @@ class Claiming(Inspection):
         slot: Slot | None = None
         claim: EntryClaim | None = None
         try:
-            if self.discovery.any():
+            if self.discovery.ready.entries:
                 slot = self._slots.take()
             if slot is not None:
                 claim = self._first_claim()

@@ -107,7 +107,6 @@ class Closer:
             raise
 
     def _delete_tasks(self) -> bool:
-        """Delete a group of tasks; whether there were any."""
         with self._step:
             with self._mutex:
                 group = dict(islice(self._tasks.items(), GROUP))
@@ -129,7 +128,6 @@ class Closer:
             return True
 
     def _delete_leases(self) -> bool:
-        """Delete the leases that are due; whether there were any."""
         with self._step:
             at_s = self._runtime.elapsed_s()
             with self._mutex:

@@ -214,7 +214,6 @@ def claimed(
 
 
 def _named_in(record: EntryLease) -> list[int]:
-    """The tasks that a record names as running."""
     return record.beside if record.running is None else [record.running, *record.beside]
 
 
@@ -239,7 +238,6 @@ def _after_death(record: EntryLease, wall: datetime) -> dict[int, list[AttemptRe
 
 
 def _still(suspended: dict[int, Suspension], waits: Collection[int]) -> dict[int, Suspension]:
-    """The suspensions of the tasks that wait."""
     return {n: each for n, each in suspended.items() if n in waits} if suspended else suspended
 
 

@@ -208,26 +208,17 @@ class Discovery:
         self.pages = Pages(storage)
         self._table = LeaseTable()
         self._awaited = AwaitCheck(storage)
-        self._ready = ReadyEntries(storage.runtime)
+        self.ready = ReadyEntries(storage.runtime)
         self._handed: dict[str, float] = {}
         """Entries that were handed out, and when the attempt to claim them ended; infinite: it has not."""
         self.leases_a_page = LEASES_A_PAGE
 
-    @property
-    def stale(self) -> bool:
-        """Whether a claim of the last page was lost."""
-        return self._ready.stale
-
-    def any(self) -> bool:
-        """Whether an entry is ready."""
-        return bool(self._ready.entries)
-
     def next(self) -> Candidate | None:
         """The next entry that is ready; None if there is none, or the page is too old."""
         with self._mutex:
-            if self._storage.runtime.elapsed_s() - self._ready.at_s > AGE_MAX_S:
+            if self._storage.runtime.elapsed_s() - self.ready.at_s > AGE_MAX_S:
                 self._drop_ready()
-            candidate = self._ready.take()
+            candidate = self.ready.take()
             if candidate is not None:
                 self._handed[candidate.entry] = inf
             return candidate
@@ -239,7 +230,7 @@ class Discovery:
             self._handed[candidate.entry] = at_s
             if won:
                 self._table.forget(candidate.entry)
-                self._ready.narrow()
+                self.ready.narrow()
                 return
             row = self._table.rows.get(candidate.entry)
             if row is not None and row.rest.due_s == inf:
@@ -253,8 +244,8 @@ class Discovery:
             row = self._table.rows.get(candidate.entry)
             if row is not None:
                 row.record, row.waits = None, False
-            if candidate.page == self.pages.listed and not self._ready.stale:
-                self._ready.widen()
+            if candidate.page == self.pages.listed and not self.ready.stale:
+                self.ready.widen()
                 self._drop_ready()
 
     def rests(self, candidate: Candidate, for_s: float) -> None:
@@ -269,9 +260,9 @@ class Discovery:
         now = self._storage.store.now()
         with self._mutex:
             if self.pages.listed:
-                room = max(0, self.pages.size - len(self._ready.entries))
+                room = max(0, self.pages.size - len(self.ready.entries))
                 new = [Candidate(entry, is_batch(entry), now, None) for entry in islice(entries, room)]
-                self._ready.entries[:0] = reversed(new)
+                self.ready.entries[:0] = reversed(new)
 
     def due_s(self, *, waits: bool) -> float:
         """When the first entry that rests is due, or the first one that waits for others."""
@@ -341,6 +332,8 @@ class Discovery:
         at_s = self._storage.runtime.elapsed_s()
         with self._mutex:
             rows = [*self._table.take_due(at_s, count, waits=waits)]
+        if not rows:
+            return False
         try:
             ready = look(rows, at_s)
         except LimpetError:
@@ -350,8 +343,8 @@ class Discovery:
                         self._table.look_at(row, at_s)
             raise
         with self._mutex:
-            self._ready.add([row.candidate for row in ready])
-        return bool(rows)
+            self.ready.add([row.candidate for row in ready])
+        return True
 
     def judged(self, candidate: Candidate) -> Versioned[EntryLease] | None:
         """The lease of an entry that was handed out, if it may be taken.
@@ -532,7 +525,8 @@ class Discovery:
                 storage.watch.unchanged_s(candidate.lease.key, candidate.lease.version)
         at_s, now = storage.runtime.elapsed_s(), storage.store.now()
         with self._mutex:
-            self._drop_ready()
+            if self.ready.entries:
+                self._drop_ready()
             self._handed = {entry: ended_s for entry, ended_s in self._handed.items() if ended_s > page.at_s}
             out = {*self._handed, *ended}
             shown = [candidate for candidate in page.candidates if candidate.entry not in out]
@@ -550,10 +544,10 @@ class Discovery:
                 self._table.keep({candidate.entry for candidate in shown}.union(self._handed))
             if not page.tail:
                 self.pages.crowded = not self.pages.whole and 2 * len(free) < len(shown)
-            if storage.bell is None or storage.bell.listening:
+            if self._table.waiting and (storage.bell is None or storage.bell.listening):
                 for row in self._table.rung(at_s, RUNG_MAX):
                     self._table.look_at(row, at_s)
-            self._ready.set(free, page.at_s)
+            self.ready.set(free, page.at_s)
             self.pages.listed += 1
 
     def _note(
@@ -579,11 +573,11 @@ class Discovery:
 
     def _drop_ready(self) -> None:
         """What is ready and not handed out is to be looked at again."""
-        for candidate in self._ready.entries:
+        for candidate in self.ready.entries:
             row = self._table.rows.get(candidate.entry)
             if row is not None:
                 self._table.look_at(row, self._storage.runtime.elapsed_s())
-        self._ready.entries = []
+        self.ready.entries = []
 
 
 def _must_read(row: LeaseRow, at_s: float) -> bool:

@@ -115,7 +115,6 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
 
 
 def _complete_done(storage: Storage, entry: str, content: Content, record: EntryLease) -> None:
-    """Write a receipt in completed/ for each task of a batch that was done."""
     for n in record.done:
         receipt = task_receipt(
             record,

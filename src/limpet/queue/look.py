@@ -103,8 +103,9 @@ class LookSchedule:
 
     def forget_expected(self) -> None:
         """A look begins, which sees what is due."""
+        at_s = self._runtime.elapsed_s()
         with self._mutex:
-            if self.is_expected:
+            if at_s >= self._expected_s:
                 self._expected_s = float("inf")
 
     def wait_s(self) -> float:

@@ -144,6 +144,11 @@ class Notices:
 class Storage:
     """One queue in one store."""
 
+    freed_listener: WeakMethod[Callable[..., None]] | None = None
+    """Called when this process has suspended tasks of an entry. It is weak, since its object refers to this storage: a
+    cycle would keep the files of an unused fleet open."""
+    _exact_at_s: float | None = None
+
     def __init__(
         self,
         store: Store,
@@ -160,13 +165,9 @@ class Storage:
         self.notices = Notices(runtime)
         self.watch = VersionWatch(runtime)
         """For how long this process has seen each lease."""
-        self._exact_at_s: float | None = None
         self.closer = Closer(store, keys, runtime) if store.far else None
         self.bell = Bell(store, keys.bell, runtime) if store.far else None
         self._callers: dict[str, Bell] = {}
-        self.freed_listener: WeakMethod[Callable[..., None]] | None = None
-        """Called when this process has suspended tasks of an entry. It is weak, since its object refers to this
-        storage: a cycle would keep the files of an unused fleet open."""
 
     @ComputedField
     def journal(self) -> Journal:

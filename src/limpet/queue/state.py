@@ -1,4 +1,4 @@
-"""`TaskBoard`: what a claim knows of its tasks, in memory. `Results`: their results, until they are written."""
+"""`ClaimState`: what a claim knows of its tasks, in memory. `Results`: their results, until they are written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StartGroup:
     charged: bool = False
 
 
-class TaskBoard:
+class ClaimState:
     """The tasks of one claim: which are open, wait or run, and what was decided (`progress`). The claim guards it.
 
     `first` is the record with which the claim began. `by_swap`: each start is charged by a swap of its own.
