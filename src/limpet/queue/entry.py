@@ -17,11 +17,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Unsupported
-from limpet.kernel.keys import (
-    STEPS_MAX,
-    count_of,
-    is_minted,
-)
+from limpet.kernel.keys import STEPS_MAX, count_of, is_minted
 from limpet.kernel.lease import LeaseRecord
 from limpet.kernel.records import Count, Digest, Instant, Name, Positive, Seconds, Text
 from limpet.kernel.store.api import Blob

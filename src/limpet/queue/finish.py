@@ -10,18 +10,10 @@ from typing import Any
 import msgspec
 
 from limpet.kernel.errors import Corrupt, Missing, Unsupported
-from limpet.kernel.keys import (
-    Key,
-    count_of,
-    name_of_receipt,
-)
+from limpet.kernel.keys import Key, count_of, name_of_receipt
 from limpet.kernel.store.api import Absent
 from limpet.queue.decide import attempts_of, task_receipt
-from limpet.queue.durable import (
-    life_of,
-    may_have_steps,
-    origin_of,
-)
+from limpet.queue.durable import life_of, may_have_steps, origin_of
 from limpet.queue.entry import NOTHING, Content, Ended, EntryLease, ForeignTask, Receipt, task_name
 from limpet.queue.storage import Storage
 

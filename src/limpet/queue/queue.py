@@ -9,21 +9,11 @@ from typing import Any
 
 from limpet.kernel import records
 from limpet.kernel.errors import OutcomeUnknown
-from limpet.kernel.keys import (
-    QueueKeys,
-    count_of,
-)
+from limpet.kernel.keys import QueueKeys, count_of
 from limpet.kernel.lease import VersionWatch
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Store
-from limpet.queue.api import (
-    FEATURES,
-    Feature,
-    Policy,
-    Pushed,
-    Queue,
-    TaskHandle,
-)
+from limpet.queue.api import FEATURES, Feature, Policy, Pushed, Queue, TaskHandle
 from limpet.queue.claiming import Claiming
 from limpet.queue.durable import arguments_digest
 from limpet.queue.entry import PushedStep, encoded_payload
