@@ -1615,12 +1615,13 @@ def test_a_batch_that_is_cancelled_under_its_worker_keeps_all_steps(ground: Grou
         began.append(n)
         if began == [0, 1, 0, 1]:
             assert report.queue.cancel(entry)
-            report.queue.sweep()
+            queue.sweep()
         limpet.step(ground.note, n, name="note")
         limpet.sleep(3600)
         if n == 0 and not began[4:]:
             raise Fail("no money")
 
+    queue: Any = report.queue
     ids = report.push_many([(0,), (1,)])
     entry = ids[0].rpartition(".")[0]
     ground.work(report, until_empty=False)
@@ -1629,7 +1630,7 @@ def test_a_batch_that_is_cancelled_under_its_worker_keeps_all_steps(ground: Grou
     assert (began, ground.ran) == ([0, 1, 0, 1], [0, 1])
     assert report.queue.result(ids[0]).error == "no money"
     ground.runtime.sleep(700)
-    report.queue.sweep()
+    queue.sweep()
     assert {key.rsplit("/", 1)[1][0] for key in ground.left()} == {"0"}, "the other one has ended"
     [again] = report.queue.retry(ids[0])
     ground.work(report)
