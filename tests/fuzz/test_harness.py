@@ -218,14 +218,17 @@ WAREHOUSE = {"metadata", "view-metadata", "table-metadata", "table-manifest", "t
 
 
 def _makers() -> set[str]:
-    """The functions and methods of `limpet.kernel.keys` that return a key."""
+    """The functions, methods and fields of `limpet.kernel.keys` that make a key."""
     members = vars(keys) | vars(catalog_keys)
     makers = {name: value for name, value in members.items() if inspect.isfunction(value)}
+    fields = set()
     for kind in members.values():
         if inspect.isclass(kind):
             own = {name: getattr(value, "fget", getattr(value, "func", value)) for name, value in vars(kind).items()}
             makers |= {f"{kind.__name__}.{name}": value for name, value in own.items() if inspect.isfunction(value)}
-    return {name for name, value in makers.items() if value.__annotations__.get("return") == "Key"}
+            objects = (name for name, value in own.items() if getattr(value, "__orig_class__", None) is keys.Object)
+            fields |= {f"{kind.__name__}.{name}" for name in objects}
+    return fields | {name for name, value in makers.items() if value.__annotations__.get("return") == "Key"}
 
 
 def test_every_object_that_limpet_names_is_damaged() -> None:

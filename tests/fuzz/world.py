@@ -15,13 +15,15 @@ import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 import limpet
 from cli.harness import Done

@@ -581,6 +581,7 @@ class Fleet:
 
 def _catalogs() -> ModuleType:
     with catalog_extra():
+        import_module("pyiceberg")  # for scans and maintenance, later: better refused here
         return import_module("limpet.app.catalogs")
 
 

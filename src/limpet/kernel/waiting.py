@@ -6,7 +6,7 @@ of a background thread until it is stopped. A loop asks one of them for its next
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from limpet.kernel.runtime import Flag, Runtime
@@ -75,7 +75,11 @@ def polls(
     yield 0.0
 
 
-def ticks(stop: Flag, every_s: float) -> Iterator[None]:
-    """One round after each pause of `every_s`, until `stop` is set, which also ends a pause."""
-    while not stop.wait(every_s):
+def ticks(stop: Flag, every_s: float | Callable[[], float | None]) -> Iterator[None]:
+    """One round after each pause of `every_s`, until `stop` is set, which also ends a pause.
+
+    A function says before each pause how long it takes; None ends the rounds.
+    """
+    pause_s = every_s if callable(every_s) else lambda: every_s
+    while (seconds := pause_s()) is not None and not stop.wait(seconds):
         yield

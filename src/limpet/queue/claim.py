@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -158,7 +158,7 @@ class EntryClaim:
         self._renewer = renewer
         self._lease = lease
         runtime = storage.runtime
-        self._state = ClaimState(lease.record, len(content.ids), policy, runtime.elapsed_s())
+        self.state = ClaimState(lease.record, len(content.ids), policy, runtime.elapsed_s())
         self._mutex = runtime.mutex()
         self._writing = runtime.mutex()
         renewer.add(self)
@@ -166,7 +166,7 @@ class EntryClaim:
     @property
     def over(self) -> bool:
         """Whether it has ended, or every task has its verdict."""
-        return self._ended or not self._state.open
+        return self._ended or not self.state.open
 
     def on_end(self, call: Callable[[], None]) -> None:
         """Call this once when the claim is over."""
@@ -189,12 +189,7 @@ class EntryClaim:
     @property
     def held_s(self) -> float:
         """For how long this process has had the claim."""
-        return self.storage.runtime.elapsed_s() - self._state.began_s
-
-    @property
-    def suspended_before(self) -> Mapping[int, Suspension]:
-        """By task: its suspension when this claim began."""
-        return self._state.first.suspended
+        return self.storage.runtime.elapsed_s() - self.state.began_s
 
     @property
     def lost(self) -> bool:
@@ -219,11 +214,11 @@ class EntryClaim:
     @property
     def may_start(self) -> bool:
         with self._mutex:
-            return not (self._ended or self._lease.lost) and self._state.next_may_start(self._policy)
+            return not (self._ended or self._lease.lost) and self.state.next_may_start(self._policy)
 
     def _start(self, *, beside: bool) -> EntryTask | None:
         """Start the next task; None if there is none, or the claim is over. `beside`: whatever else runs."""
-        state, lease = self._state, self._lease
+        state, lease = self.state, self._lease
         while True:
             with self._mutex:
                 at_s = self.storage.runtime.elapsed_s()
@@ -247,7 +242,7 @@ class EntryClaim:
             return EntryTask(self, n, payload.value, attempts)
 
     def _attempts(self, n: int) -> int:
-        return self._state.progress.attempts.get(n) or attempts_of(self._lease.record, n)
+        return self.state.progress.attempts.get(n) or attempts_of(self._lease.record, n)
 
     def __enter__(self) -> EntryClaim:
         return self
@@ -257,7 +252,7 @@ class EntryClaim:
             return
         try:
             if error is None or isinstance(error, Exception):
-                for n in [*self._state.running]:
+                for n in [*self.state.running]:
                     apply_error(EntryTask(self, n, None, self._attempts(n)), error)
             self._conclude()
         finally:
@@ -284,7 +279,7 @@ class EntryClaim:
                 before = error_of(record, n, count)
                 self.note_durable(n)
                 self.give_up(n, f"{DIED} (before that: {before})" if before else DIED)
-            self._state.waiting = [n for n in self._state.waiting if n in self._state.open]
+            self.state.waiting = [n for n in self.state.waiting if n in self.state.open]
             if not self.over:
                 return True
             self.hand_back()
@@ -307,12 +302,12 @@ class EntryClaim:
     def _running_since_s(self) -> float:
         """When the task that has run longest was started; if none runs, the last one."""
         with self._mutex:
-            return min(self._state.running.values(), default=self._state.started_s)
+            return min(self.state.running.values(), default=self.state.started_s)
 
     def done(self, n: int, result: Any) -> None:
         """Verdict: it succeeded. It counts even if the claim was lost meanwhile (H4)."""
         data = None if result is None else result_bytes(result)
-        state = self._state
+        state = self.state
         last = False
         with self._mutex:
             ended = self._ended
@@ -344,10 +339,10 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            self._state.running.pop(n, None)
-            self._state.progress.due_s[n] = self.storage.runtime.elapsed_s() + after_s
+            self.state.running.pop(n, None)
+            self.state.progress.due_s[n] = self.storage.runtime.elapsed_s() + after_s
             self._note(n, error, trace)
-            all_wait = self._state.all_wait()
+            all_wait = self.state.all_wait()
         if all_wait:
             self._conclude()
 
@@ -357,20 +352,20 @@ class EntryClaim:
             if self._ended:
                 return
             self._check_undecided(n)
-            progress, at_s = self._state.progress, self.storage.runtime.elapsed_s()
+            progress, at_s = self.state.progress, self.storage.runtime.elapsed_s()
             progress.attempts[n] = max(0, self._attempts(n) - 1)
-            self._state.running.pop(n, None)
+            self.state.running.pop(n, None)
             progress.due_s[n] = at_s + min(max(0.0, wait_s), DELAY_MAX_S)
             progress.suspended[n] = suspension, at_s
-            all_wait = self._state.all_wait()
+            all_wait = self.state.all_wait()
         if all_wait:
             self._conclude()
 
     def note_durable(self, n: int) -> None:
         """Task `n` records a step: its steps are removed with the entry."""
         with self._mutex:
-            if n not in self._state.progress.durable:
-                self._state.progress.durable.append(n)
+            if n not in self.state.progress.durable:
+                self.state.progress.durable.append(n)
 
     def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
@@ -380,7 +375,7 @@ class EntryClaim:
         self._lease.check_held()
 
     def _durable(self) -> set[int]:
-        return {*self._lease.record.durable, *self._state.progress.durable}
+        return {*self._lease.record.durable, *self.state.progress.durable}
 
     def life(self, n: int) -> str:
         """The life of task `n`."""
@@ -411,7 +406,7 @@ class EntryClaim:
                 return False
             if not self._still_ours():
                 with self._mutex:
-                    self._state.spent |= {n}
+                    self.state.spent |= {n}
                     self._note(n, error, trace)
                 return False
         self._check_undecided(n)
@@ -428,9 +423,9 @@ class EntryClaim:
                     return
                 self._write_receipt(n, receipt)
                 with self._mutex:
-                    last = self._state.close(n)
-                    self._state.progress.due_s.pop(n, None)
-                    self._state.progress.failed.append(n)
+                    last = self.state.close(n)
+                    self.state.progress.due_s.pop(n, None)
+                    self.state.progress.failed.append(n)
                 wrote = True
 
         self.patiently(write)
@@ -440,7 +435,7 @@ class EntryClaim:
 
     def _note(self, n: int, error: str, trace: str | None) -> None:
         """Keep the error of an attempt for those who look at the task, and for its receipt."""
-        progress = self._state.progress
+        progress = self.state.progress
         if error or trace:
             at, worker = self.storage.runtime.wall(), self._lease.record.label
             progress.errors[n] = attempt_record(self._attempts(n), at=at, worker=worker, error=error, trace=trace)
@@ -468,7 +463,7 @@ class EntryClaim:
 
     def _check_undecided(self, n: int) -> None:
         """Raises: Invalid for a task that has its verdict."""
-        if n not in self._state.open or n in self._state.progress.due_s:
+        if n not in self.state.open or n in self.state.progress.due_s:
             raise Invalid(f"task {self.content.ids[n]!r} has its verdict already", hint="give each task exactly one")
 
     def _charge(self, n: int) -> bool:
@@ -477,14 +472,14 @@ class EntryClaim:
         The first thread that may write does so for all that wait for that: they start together.
         """
         with self._mutex:
-            starts = self._state.starts = self._state.starts or StartGroup()
+            starts = self.state.starts = self.state.starts or StartGroup()
             starts.tasks.append(n)
         try:
             with self._writing:
                 with self._mutex:
-                    writes = self._state.starts is starts
+                    writes = self.state.starts is starts
                     if writes:
-                        self._state.starts = None
+                        self.state.starts = None
                 if writes:
                     with suppress(Conflict, LeaseLost, OutcomeUnknown, Unavailable):
                         self._write_large()
@@ -493,18 +488,18 @@ class EntryClaim:
         finally:
             if not starts.charged:
                 with self._mutex:
-                    self._state.put_back(n)
-                    self._state.waiting.clear()  # the rest goes back
+                    self.state.put_back(n)
+                    self.state.waiting.clear()  # the rest goes back
         return starts.charged
 
     def _write_large(self) -> None:
         """Large results come before the swap that counts their tasks as done."""
-        self._state.progress.parts.extend(self._state.results.write_large(self.storage, self.entry))
+        self.state.progress.parts.extend(self.state.results.write_large(self.storage, self.entry))
 
     def _written(self, record: EntryLease) -> EntryLease:
         """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
-            state = self._state
+            state = self.state
             done = [n for n in state.progress.done if n not in state.results.large]
             running = [] if state.by_swap else [*state.running]
             progress = msgspec.structs.replace(state.progress, done=done, running=running)
@@ -546,7 +541,7 @@ class EntryClaim:
         elif self.batch:
             self._finish_batch()
         else:
-            record, state = self._lease.record, self._state
+            record, state = self._lease.record, self.state
             if state.progress.done or record.done:
                 result = state.results.all.get(0) or record.results.get(0)
                 parts = [] if result else record.parts
@@ -559,7 +554,7 @@ class EntryClaim:
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
-        record, progress = self._lease.record, self._state.progress
+        record, progress = self._lease.record, self.state.progress
         if record.durable or progress.durable:
             failed = {*record.failed, *progress.failed}
             self.storage.close(self.entry, batch=self.batch, steps=bool(self._durable() - failed), keep=failed)
@@ -573,7 +568,7 @@ class EntryClaim:
 
         Cost: 1 LIST, if there are such tasks; 1 PUT for each that has none.
         """
-        inherited = self._state.first.failed
+        inherited = self.state.first.failed
         if not inherited:
             return
         written = self.storage.own_receipts(self.storage.keys.failed, self.entry) if self.batch else {*()}
@@ -584,7 +579,7 @@ class EntryClaim:
     def _finish_batch(self) -> None:
         if not self._still_ours():
             self._end()
-            self._complete_late(self._state.progress.done)
+            self._complete_late(self.state.progress.done)
             return
         self._write_large()
         self._write_missing_receipts()
@@ -594,7 +589,7 @@ class EntryClaim:
         receipt = batch_receipt(record, self.content, wall=self.storage.runtime.wall(), own=own)
         key = self.storage.keys.completed_of(self.entry)
         stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
-        self._complete_late([n for n in self._state.progress.done if n in stands.failed])
+        self._complete_late([n for n in self.state.progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
         """Write a receipt for each task that finished after this process lost the entry (H4).
@@ -608,7 +603,7 @@ class EntryClaim:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
         for n in tasks:
-            data = result or self._state.results.all.get(n)
+            data = result or self.state.results.all.get(n)
             self._write_receipt(n, self._receipt(n, "completed", result=data))
 
     def _end(self) -> None:
@@ -625,7 +620,7 @@ class EntryClaim:
         with self._writing:
             if self._ended:
                 return
-            if self._state.open:
+            if self.state.open:
                 self._let_go()
             else:
                 self._write_end()
@@ -633,16 +628,16 @@ class EntryClaim:
     def _let_go(self) -> None:
         """A verdict that another thread gives from now on comes late (H4): those before it are all written down."""
         self._end()
-        returned = {n for n in self._state.open if n not in self._state.progress.due_s and n not in self._state.spent}
-        self._hurry = self._hurry or not (self._state.progress.done or self._state.progress.due_s or self._state.spent)
+        returned = {n for n in self.state.open if n not in self.state.progress.due_s and n not in self.state.spent}
+        self._hurry = self._hurry or not (self.state.progress.done or self.state.progress.due_s or self.state.spent)
         try:
             self.patiently(lambda: self._free(returned))
         except (LeaseLost, OutcomeUnknown, Unavailable):
-            self._complete_late(self._state.progress.done)  # the entry itself runs out, as after a crash
+            self._complete_late(self.state.progress.done)  # the entry itself runs out, as after a crash
 
     def _free(self, returned: set[int]) -> None:
         def change(record: EntryLease) -> EntryLease:
-            record = handed_back(self._written(record), returned, started=self._state.running)
+            record = handed_back(self._written(record), returned, started=self.state.running)
             return freed(record, len(self.content.ids), self.storage.runtime.wall())
 
         self._write_large()

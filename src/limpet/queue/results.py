@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
@@ -40,7 +40,7 @@ Reads = Generator[ResultRead, Any, T]
 
 
 class ResultWait:
-    """Waits for tasks to end: `poll` until it says None. Only those that have not ended are asked for again."""
+    """Waits for tasks to end: polls, with `pauses` between. Only those that have not ended are asked for again."""
 
     def __init__(
         self,
@@ -55,26 +55,37 @@ class ResultWait:
         self._until_s = until_s
         self._looks = LookSchedule(WAIT_MAX_S, runtime)
         self.found: dict[str, Result] = {}
-        self.token: str | None = None
 
-    def poll(self) -> float | None:
+    def pauses(self) -> Iterator[float]:
+        """Seconds to pause, one after the other, until all have ended or the time is over.
+
+        A long pause is many short ones where a change token tells, without a request, that it may end.
+        """
+        token = self._queue.change_token()
+        while (pause_s := self._poll(token)) is not None:
+            until_s = self._runtime.elapsed_s() + pause_s
+            while (left_s := until_s - self._runtime.elapsed_s()) > 0:
+                if token is None:
+                    yield left_s
+                elif self._queue.change_token() == token:
+                    yield min(left_s, TOKEN_EVERY_S)
+                else:
+                    break
+            token = self._queue.change_token()
+
+    def _poll(self, token: str | None) -> float | None:
         """Ask for those that have not ended; how long to pause before the next poll, None if there is none.
 
         Cost: 2 GETs for each single task that has not ended, 2 GETs + 1 HEAD for each batch; in bulk.
         """
-        self.token = self._queue.change_token()
         self.found |= self._queue.ended({*self._ids} - self.found.keys())
         left_s = self._until_s - self._runtime.elapsed_s()
         if left_s <= 0 or len(self.found) == len({*self._ids}):
             return None
-        if self.token is not None:
+        if token is not None:
             return min(left_s, WAIT_MAX_S)
         self._looks.take(anyway=True)
         return min(left_s, self._looks.wait_s())
-
-    def same(self) -> bool:
-        """Whether the change token is still the one that the last poll saw."""
-        return self.token is None or self._queue.change_token() == self.token
 
     def results(self) -> list[Result]:
         """What was found, in the order of the ids, and where the others are."""
@@ -107,10 +118,9 @@ class TaskResults:
         """Cost: that of `result`."""
         if wait_s:
             waiting = self._waiting([id], wait_s)
-            while (pause_s := await in_thread(waiting.poll)) is not None:
-                until_s = self._runtime.elapsed_s() + pause_s
-                while waiting.same() and (left_s := until_s - self._runtime.elapsed_s()) > 0:
-                    await pause(left_s if waiting.token is None else min(left_s, TOKEN_EVERY_S))
+            pauses = waiting.pauses()
+            while (pause_s := await in_thread(next, pauses, None)) is not None:
+                await pause(pause_s)
             found = waiting.found.get(plain_id(id))
             if found is not None and found.ready:
                 return found
@@ -122,10 +132,8 @@ class TaskResults:
         elsewhere when the change token differs, and every 2 s.
         """
         waiting = self._waiting(ids, timeout_s)
-        while (pause_s := waiting.poll()) is not None:
-            until_s = self._runtime.elapsed_s() + pause_s
-            while waiting.same() and (left_s := until_s - self._runtime.elapsed_s()) > 0:
-                self._runtime.sleep(left_s if waiting.token is None else min(left_s, TOKEN_EVERY_S))
+        for pause_s in waiting.pauses():
+            self._runtime.sleep(pause_s)
         return waiting.results()
 
     def _waiting(self, ids: Iterable[str], timeout_s: float) -> ResultWait:

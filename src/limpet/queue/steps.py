@@ -282,7 +282,7 @@ class TaskSteps:
     def _left_s(self, step: Versioned[StepRecord], number: int) -> float:
         """How long a time that was recorded by `step` still lasts, for the step that waits, of that `number`."""
         storage = self._claim.storage
-        left = left_before(self._claim.suspended_before.get(self._n), number, self._claim.held_s)
+        left = left_before(self._claim.state.first.suspended.get(self._n), number, self._claim.held_s)
         if left is not None:
             return left
         left = left_s(step, storage.store.now())
@@ -290,7 +290,7 @@ class TaskSteps:
 
     def _suspend(self, number: int, reason: str, left: float | None, **about: Any) -> Suspend:
         """`about`: what the step waits for, as `durable.waiting` takes it."""
-        before = self._claim.suspended_before.get(self._n)
+        before = self._claim.state.first.suspended.get(self._n)
         return self._to_suspend(*waiting(before, reason=reason, step=number, wall=self.wall(), left=left, **about))
 
     def _to_suspend(self, wait_s: float, suspension: Suspension) -> Suspend:
@@ -350,7 +350,7 @@ class TaskSteps:
         if in_time and keys and self._claim.storage.exists(keys[0]):
             raise self._suspend(number, f"waiting for {len(handles)} tasks in {where}", left, awaits=keys)
         results = results_in_order(handles)
-        before = self._claim.suspended_before.get(self._n)
+        before = self._claim.state.first.suspended.get(self._n)
         waited_s = 0.0 if before is None or before.step != number else before.waited_s
         open_ = [n for n, result in enumerate(results) if not has_ended(result.state, waited_s)]
         if open_ and in_time:

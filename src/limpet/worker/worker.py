@@ -472,9 +472,9 @@ class Worker:
                 sink.flush()
 
     def _keep_cron(self) -> None:
-        while not self._stopping.is_set():
+        self._push_cron()
+        for _ in ticks(self._stopping, self._cron.wait_s):
             self._push_cron()
-            self._stopping.wait(self._cron.wait_s())
 
     def _push_cron(self) -> None:
         for queue, pushed in self._cron.push_due():

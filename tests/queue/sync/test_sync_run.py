@@ -8,6 +8,7 @@ from limpet.kernel.errors import Held, LeaseLost, Unavailable
 from limpet.kernel.keys import SUPERVISOR
 from limpet.kernel.lease import Lock, VersionWatch
 from limpet.queue.sync import Cycle, Disconnected, Reconnected, Supervisor, SyncEvent
+from limpet.queue.sync.supervisor import SyncSchedule
 from support.clock import ManualRuntime
 from support.queue import Network, raises
 from support.sync import DOWN_S, UP_S, Fleet, Node, Stop, at, names, waiting
@@ -39,11 +40,15 @@ def test_it_syncs_at_once_and_then_at_its_intervals(fleet: Fleet) -> None:
     assert 12 <= told.count("up") <= 16
 
 
-def test_the_intervals_are_spread(fleet: Fleet) -> None:
+def test_the_intervals_are_spread() -> None:
     """Nodes that were started together do not meet for ever."""
-    node = Node(fleet, "a")
-    assert {node.supervisor._spread(UP_S) for _ in range(10)} != {UP_S}
-    assert all(0.9 * UP_S <= node.supervisor._spread(UP_S) <= UP_S for _ in range(100))
+    schedule = SyncSchedule(ManualRuntime(), UP_S, DOWN_S)
+    due_s = []
+    for _ in range(100):
+        schedule.done("up", 0.0)
+        due_s.append(next(at_s for at_s in range(int(UP_S) + 1) if schedule.is_due("up", at_s)))
+    assert len({*due_s}) > 1
+    assert all(0.9 * UP_S <= at_s <= UP_S for at_s in due_s)
 
 
 def test_it_stops_after_the_cycle(fleet: Fleet) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from limpet.kernel.errors import LeaseLost, LimpetError
 from limpet.kernel.lease.decide import renew_interval_s
 from limpet.kernel.runtime import Runtime, ThreadHandle
+from limpet.kernel.waiting import ticks
 
 if TYPE_CHECKING:
     from limpet.kernel.lease import Lease
@@ -85,15 +86,16 @@ class Renewer:
         return self._stopped.is_set()
 
     def _run(self) -> None:
-        while True:
-            with self._mutex:
-                if not self._due_s:
-                    self._owner = None
-                    return
-                pause_s = max(0.0, min(self._due_s.values()) - self._runtime.elapsed_s())
-            if self._stopped.wait(pause_s):
-                return
+        for _ in ticks(self._stopped, self._until_due_s):
             self._renew_due()
+
+    def _until_due_s(self) -> float | None:
+        """None if nothing is to be renewed: the thread ends."""
+        with self._mutex:
+            if not self._due_s:
+                self._owner = None
+                return None
+            return max(0.0, min(self._due_s.values()) - self._runtime.elapsed_s())
 
     def _renew_due(self) -> None:
         at_s = self._runtime.elapsed_s() + EARLY_S

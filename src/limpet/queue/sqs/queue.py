@@ -113,6 +113,8 @@ class SqsQueue:
     from `supports`.
     """
 
+    provider = "sqs"
+
     def __init__(
         self,
         client: SqsClient,
@@ -126,10 +128,9 @@ class SqsQueue:
     ) -> None:
         self.name = name
         self.policy = policy or Policy()
-        self.provider = "sqs"
-        self.supports: frozenset[Feature] = SUPPORTS if receive == 1 else SUPPORTS - {"attempts"}
         if not 1 <= receive <= BATCH_MAX:
             raise Invalid(f"receive must be between 1 and {BATCH_MAX}, not {receive}")
+        self._receive = receive
         if self.policy.ttl_s > HIDDEN_MAX_S:
             raise Invalid(f"ttl_s can be at most {HIDDEN_MAX_S} seconds on SQS, and is {self.policy.ttl_s:g}")
         if self.policy.concurrency is not None:
@@ -139,14 +140,20 @@ class SqsQueue:
         self.runtime = runtime
         self._payload_type = payload_type
         self.decoder: msgspec.json.Decoder[Any] = records.decoder(payload_type or Any)
-        self._receive = receive
-        self.hidden_s = math.ceil(self.policy.ttl_s)
-        """How long a message is hidden at a time: SQS counts whole seconds."""
         self.renewer = Renewer(runtime, self.policy.ttl_s, name=f"limpet-renewer-{name}")
         self._urls: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r} (sqs)>"
+
+    @property
+    def supports(self) -> frozenset[Feature]:
+        return SUPPORTS if self._receive == 1 else SUPPORTS - {"attempts"}
+
+    @property
+    def hidden_s(self) -> int:
+        """How long a message is hidden at a time: SQS counts whole seconds."""
+        return math.ceil(self.policy.ttl_s)
 
     def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
         """Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push

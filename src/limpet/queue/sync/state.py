@@ -25,9 +25,12 @@ class NodeState:
     """The node's own cells, read once and cached: one supervisor at a time works on a directory.
 
     Two at once do no harm either: logs are created if absent, and applying one twice changes nothing.
+    `rehome`: the next `join` joins the fleet that it is told, whichever it is.
     """
 
-    def __init__(self, local: Store, runtime: Runtime, *, node: str | None, queues: Sequence[str] | None) -> None:
+    def __init__(
+        self, local: Store, runtime: Runtime, *, node: str | None, queues: Sequence[str] | None, rehome: bool = False
+    ) -> None:
         self._local = local
         self._runtime = runtime
         self._wanted = None if node is None else check_node(node)
@@ -35,6 +38,7 @@ class NodeState:
         self._cell = Cell(local, keys.NODE, struct_codec(NodeRecord), runtime)
         self._record: NodeRecord | None = None
         self._lost = False
+        self._rehome = rehome
         self.cursors: dict[str, int] = {}
         """The last log of each other node that was applied here."""
         self.seen_last = 0
@@ -76,29 +80,28 @@ class NodeState:
         self._load_cursors()
         self._update(self._started)
 
-    def join(self, home: RemoteFleet, *, rehome: bool) -> bool:
-        """Compare the fleet at the remote URL with the one that the node belongs to; `rehome`: join it in any case.
+    def join(self, home: RemoteFleet) -> None:
+        """Compare the fleet at the remote URL with the one that the node belongs to.
 
         A node that joins a fleet, or meets its own after a restore, sends everything again and pulls everything, by no
-        cursor; its logs keep their numbers, since other nodes may have read the old ones. Returns whether it does so.
+        cursor; its logs keep their numbers, since other nodes may have read the old ones.
         Raises: Invalid for another fleet.   Cost: nothing if it is the same; else 1 PUT and 1 DELETE a cursor here.
         Crash: done again, or the record says that everything is to be sent.
         """
         known = RemoteFleet(self.record.fleet, self.record.epoch)
-        match joined(known, home):
-            case FleetVerdict.SAME:
-                if home.fleet is not None and home != known:
-                    self.change(fleet=home.fleet, epoch=home.epoch)
-                return False
-            case FleetVerdict.OTHER | FleetVerdict.OLDER as what if not rehome:
-                raise Invalid(
-                    f"node {self.node!r} belongs to fleet {known.fleet}; --remote is {what.value}, {home.fleet}",
-                    hint="check --remote; `limpet supervise --rehome` joins that fleet, and sends it all that is here",
-                )
-        self._local.delete_many(keys.cursor_key(node) for node in self.cursors)
-        self.cursors.clear()
-        self.change(fleet=home.fleet, epoch=home.epoch, adopted=False, pulled_at=None)
-        return True
+        verdict = joined(known, home)
+        if verdict in (FleetVerdict.OTHER, FleetVerdict.OLDER) and not self._rehome:
+            raise Invalid(
+                f"node {self.node!r} belongs to fleet {known.fleet}; --remote is {verdict.value}, {home.fleet}",
+                hint="check --remote; `limpet supervise --rehome` joins that fleet, and sends it all that is here",
+            )
+        if verdict is not FleetVerdict.SAME:
+            self._local.delete_many(keys.cursor_key(node) for node in self.cursors)
+            self.cursors.clear()
+            self.change(fleet=home.fleet, epoch=home.epoch, adopted=False, pulled_at=None)
+        elif home.fleet is not None and home != known:
+            self.change(fleet=home.fleet, epoch=home.epoch)
+        self._rehome = False
 
     def is_ours(self, owner: str) -> bool:
         """Whether that process was a supervisor of this directory.   Cost: 1 GET here if it is not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from limpet.kernel import keys
 from limpet.kernel.errors import (
@@ -50,6 +50,8 @@ REPORTED_MAX = 10_000
 NAME = "supervisor"
 
 T = TypeVar("T")
+Work = Literal["up", "down", "sweep"]
+CYCLES: tuple[Work, ...] = ("up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +114,13 @@ class Supervisor:
         self._local = local
         self._remote = remote
         self._runtime = runtime
-        self._up_s = up_s
-        self._down_s = down_s
-        self._state = state = NodeState(local, runtime, node=node, queues=queues)
+        self._state = state = NodeState(local, runtime, node=node, queues=queues, rehome=rehome)
         here, there = Applier(local, runtime, remote=False), Applier(remote, runtime, remote=True)
         self._up = OutboxSender(here, there, runtime, state, up_s=up_s)
         self._down = LogApplier(here, there, runtime, state, down_s=down_s, retention_s=retention_s)
-        self._reported: set[tuple[str, ...]] = set()
         self._home = home
-        self._rehome = rehome
-        self._asked = False
-        self._up_at_s = self._down_at_s = float("-inf")
-        self._sweep_at_s = runtime.elapsed_s() + FIRST_SWEEP_S * runtime.rng.uniform(1, 2)
-        self._disconnected_at_s: float | None = None
-        self._failures = 0
+        self._schedule = SyncSchedule(runtime, up_s, down_s)
+        self._news = SyncNews(runtime)
 
     @property
     def node(self) -> str:
@@ -140,8 +135,7 @@ class Supervisor:
         """
         self._state.start()
         if self._home is not None:
-            self._state.join(self._home(), rehome=self._rehome)
-            self._rehome = False
+            self._state.join(self._home())
         if not self._state.record.adopted:
             fill_outbox(self._local, self._runtime, bad=self._state.unreadable.append)
             self._state.change(adopted=True)
@@ -173,7 +167,7 @@ class Supervisor:
 
     def ask(self) -> None:
         """Make a running supervisor sync in both directions within seconds. Safe in a signal handler."""
-        self._asked = True
+        self._schedule.asked = True
 
     def once(self, on_event: OnEvent) -> None:
         """Run one `up` and one `down`.   Raises: Held if another supervisor works on the directory; their errors."""
@@ -197,7 +191,7 @@ class Supervisor:
             while not stop.is_set():
                 lease.check()
                 self._run_due(on_event)
-                self._wait(stop)
+                self._schedule.wait(stop)
 
     @contextmanager
     def _alone(self) -> Iterator[Lease]:
@@ -218,26 +212,22 @@ class Supervisor:
 
     def _run_due(self, on_event: OnEvent) -> None:
         """Run the cycles and the sweep that are due."""
-        at_s = self._runtime.elapsed_s()
-        if self._asked:
-            self._asked = False
-            self._up_at_s = self._down_at_s = at_s
+        schedule, at_s = self._schedule, self._schedule.begin()
         try:
-            if at_s >= self._up_at_s:
+            if schedule.is_due("up", at_s):
                 self._try(self.up, on_event)
-                self._up_at_s = at_s + self._spread(self._up_s)
-            if at_s >= self._down_at_s:
+                schedule.done("up", at_s)
+            if schedule.is_due("down", at_s):
                 self._try(self.down, on_event)
-                self._down_at_s = at_s + self._spread(self._down_s)
-            if self._runtime.elapsed_s() >= self._sweep_at_s:
-                self._sweep_at_s = self._runtime.elapsed_s() + self._spread(SWEEP_EVERY_S)
+                schedule.done("down", at_s)
+            if schedule.is_due("sweep", sweep_at_s := self._runtime.elapsed_s()):
+                schedule.done("sweep", sweep_at_s)
                 self.tidy()
         except (Unavailable, OutcomeUnknown, Denied) as error:
             self._back_off(error, on_event)
             return
-        if self._disconnected_at_s is not None:
-            on_event(Reconnected(self._runtime.elapsed_s() - self._disconnected_at_s))
-        self._disconnected_at_s, self._failures = None, 0
+        schedule.failures = 0
+        self._news.reached(on_event)
 
     def _try(self, cycle: Callable[[], Cycle], on_event: OnEvent) -> None:
         """Run one cycle. An error other than of the network is reported once, and the cycle retried when it is due."""
@@ -246,23 +236,61 @@ class Supervisor:
         except (Unavailable, OutcomeUnknown, Denied, LeaseLost):
             raise
         except LimpetError as error:
-            if self._news({("blocked", str(error)): error}):
+            if self._news.of({("blocked", str(error)): error}):
                 on_event(Blocked(error))
 
     def _back_off(self, error: LimpetError, on_event: OnEvent) -> None:
         """Postpone both cycles; report the first of several failures."""
-        if self._disconnected_at_s is None:
-            self._disconnected_at_s = self._runtime.elapsed_s()
-            on_event(Disconnected(error))
-        self._failures += 1
-        pause_s = spread_backoff_s(self._failures, OFFLINE_S, self._up_s, chance=1.0)
-        again_s = self._runtime.elapsed_s() + self._spread(pause_s)
-        self._up_at_s, self._down_at_s = max(self._up_at_s, again_s), max(self._down_at_s, again_s)
+        self._news.away(error, on_event)
+        self._schedule.back_off()
 
-    def _wait(self, stop: Flag) -> None:
-        """Wait until a cycle is due. `ask`, in a signal handler, can only set a mark, so it is polled."""
-        while not self._asked:
-            left_s = min(self._up_at_s, self._down_at_s) - self._runtime.elapsed_s()
+    def _only_news(self, cycle: Cycle) -> Cycle:
+        """The cycle, without the collisions and unreadable objects that were reported before."""
+        unreadable = [*self._state.unreadable, *cycle.unreadable]
+        self._state.unreadable.clear()
+        cycle.collisions = self._news.of({(each.kind, each.queue, each.entry): each for each in cycle.collisions})
+        cycle.unreadable = self._news.of({("unreadable", name): name for name in unreadable})
+        return cycle
+
+
+class SyncSchedule:
+    """When the next cycle in each direction and the next sweep are due. `asked`: both cycles, as soon as it is seen."""
+
+    def __init__(self, runtime: Runtime, up_s: float, down_s: float) -> None:
+        self._runtime = runtime
+        self._every_s = {"up": up_s, "down": down_s, "sweep": SWEEP_EVERY_S}
+        self._due_s = {work: float("-inf") for work in CYCLES}
+        self._due_s["sweep"] = runtime.elapsed_s() + FIRST_SWEEP_S * runtime.rng.uniform(1, 2)
+        self.asked = False
+        self.failures = 0
+
+    def begin(self) -> float:
+        """The time now. What was asked for is due from now on."""
+        at_s = self._runtime.elapsed_s()
+        if self.asked:
+            self.asked = False
+            self._due_s |= dict.fromkeys(CYCLES, at_s)
+        return at_s
+
+    def is_due(self, work: Work, at_s: float) -> bool:
+        """Whether it is due at that time."""
+        return at_s >= self._due_s[work]
+
+    def done(self, work: Work, at_s: float) -> None:
+        """It began at that time, and is due again after its interval."""
+        self._due_s[work] = at_s + self._spread(self._every_s[work])
+
+    def back_off(self) -> None:
+        """The bucket could not be reached: postpone both cycles, by `up_s` at most."""
+        self.failures += 1
+        pause_s = spread_backoff_s(self.failures, OFFLINE_S, self._every_s["up"], chance=1.0)
+        again_s = self._runtime.elapsed_s() + self._spread(pause_s)
+        self._due_s |= {work: max(self._due_s[work], again_s) for work in CYCLES}
+
+    def wait(self, stop: Flag) -> None:
+        """Wait until a cycle is due. A signal handler can only set the mark `asked`, so it is polled."""
+        while not self.asked:
+            left_s = min(self._due_s[work] for work in CYCLES) - self._runtime.elapsed_s()
             if left_s <= 0 or stop.wait(min(left_s, POLL_S)):
                 return
 
@@ -270,21 +298,34 @@ class Supervisor:
         """The interval with jitter, so that nodes that were started together do not sync together."""
         return seconds * self._runtime.rng.uniform(1 - JITTER, 1)
 
-    def _only_news(self, cycle: Cycle) -> Cycle:
-        """The cycle, without the collisions and unreadable objects that were reported before."""
-        unreadable = [*self._state.unreadable, *cycle.unreadable]
-        self._state.unreadable.clear()
-        cycle.collisions = self._news({(each.kind, each.queue, each.entry): each for each in cycle.collisions})
-        cycle.unreadable = self._news({("unreadable", name): name for name in unreadable})
-        return cycle
 
-    def _news(self, found: Mapping[tuple[str, ...], T]) -> list[T]:
+class SyncNews:
+    """Which events were reported: every one once, and an outage by its beginning and its end."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._reported: set[tuple[str, ...]] = set()
+        self._away_since_s: float | None = None
+
+    def of(self, values: Mapping[tuple[str, ...], T]) -> list[T]:
         """The values whose keys were not reported before; they count as reported from now on."""
-        news = [value for key, value in found.items() if key not in self._reported]
+        news = [value for key, value in values.items() if key not in self._reported]
         if len(self._reported) > REPORTED_MAX:
             self._reported = set()
-        self._reported |= found.keys()
+        self._reported |= values.keys()
         return news
+
+    def away(self, error: LimpetError, on_event: OnEvent) -> None:
+        """The bucket could not be reached."""
+        if self._away_since_s is None:
+            self._away_since_s = self._runtime.elapsed_s()
+            on_event(Disconnected(error))
+
+    def reached(self, on_event: OnEvent) -> None:
+        """The bucket was reached."""
+        if self._away_since_s is not None:
+            on_event(Reconnected(self._runtime.elapsed_s() - self._away_since_s))
+            self._away_since_s = None
 
 
 def _sweep(store: Store, queue: QueueKeys, runtime: Runtime, policy: Policy) -> None:

@@ -90,8 +90,6 @@ class OutboxSender:
     def __init__(self, here: Applier, there: Applier, runtime: Runtime, state: NodeState, *, up_s: float) -> None:
         self._here = here
         self._there = there
-        self._local = here.store
-        self._remote = there.store
         self._runtime = runtime
         self._state = state
         self._log = LogWriter(there.store, runtime, state, up_s=up_s)
@@ -112,14 +110,14 @@ class OutboxSender:
         damaged = self._send_all(cycle)
         if damaged:
             since = min(damaged) - timedelta(seconds=DAMAGE_S)
-            fill_outbox(self._local, self._runtime, since=since, bad=cycle.unreadable.append)
+            fill_outbox(self._here.store, self._runtime, since=since, bad=cycle.unreadable.append)
             self._send_all(cycle)
         self._publish_leases(cycle)
         return cycle
 
     def _send_all(self, cycle: Cycle) -> list[datetime]:
         """Send what is in the outbox; returns the times of entries that could not be read."""
-        found = {stat.key: stat for stat in self._local.list(keys.OUTBOX) if keys.is_key(stat.key)}
+        found = {stat.key: stat for stat in self._here.store.list(keys.OUTBOX) if keys.is_key(stat.key)}
         self._held = {key: line for key, line in self._held.items() if key in found}
         new = [stat for key, stat in found.items() if key not in self._held]
         damaged: list[Key] = []
@@ -150,7 +148,7 @@ class OutboxSender:
         """Read outbox entries, and put aside those that cannot be read."""
         lines: dict[Key, OutboxLine] = {}
         damaged: list[str] = []
-        for key, blob in read_each(self._local, some, size_max=LINE_BYTES_MAX, bad=damaged.append):
+        for key, blob in read_each(self._here.store, some, size_max=LINE_BYTES_MAX, bad=damaged.append):
             try:
                 lines[key] = read_outbox_entry(blob.data, what=key)
             except DAMAGE:
@@ -180,8 +178,8 @@ class OutboxSender:
 
     def _end(self, line: EndLine) -> LineOutcome:
         assert line.receipt is not None
-        outcome = self._there.end(line, line.receipt, parts_from=self._local, look_first=False)
-        self._here.end(line, line.receipt, parts_from=self._local, look_first=True)
+        outcome = self._there.end(line, line.receipt, parts_from=self._here.store, look_first=False)
+        self._here.end(line, line.receipt, parts_from=self._here.store, look_first=True)
         return outcome
 
     def _unschedule(self, lines: Iterable[PushLine | EndLine]) -> None:
@@ -195,14 +193,14 @@ class OutboxSender:
                 root, entry = entry_of_line(line)
                 due.setdefault(root, set()).add(entry)
         for root, entries in due.items():
-            listed = [stat.key for stat in self._remote.list(QueueKeys(root).scheduled)]
+            listed = [stat.key for stat in self._there.store.list(QueueKeys(root).scheduled)]
             over = [key for key in listed if (place := queue_place(key)) and place.name in entries]
-            for error in self._remote.delete_many(over).values():
+            for error in self._there.store.delete_many(over).values():
                 if error is not None:
                     raise error
 
     def _trim(self, done: Sequence[Key], lines: dict[Key, OutboxLine], cycle: Cycle) -> None:
-        for key, error in self._local.delete_many(done).items():
+        for key, error in self._here.store.delete_many(done).items():
             if error is not None:
                 raise error
             cycle.trimmed += 1
@@ -219,7 +217,7 @@ class OutboxSender:
         cycle.logs += self._log.write([line for _, line in results.values() if line])
         over = [key for key, note in self._held.items() if not results[note][0]]
         cycle.leases += sum(held for held, _ in results.values())
-        self._local.delete_many(over)
+        self._here.store.delete_many(over)
         for key in over:
             del self._held[key]
 
@@ -241,7 +239,7 @@ class OutboxSender:
 
     def _is_live(self, lease: Versioned[EntryLease]) -> bool:
         assert lease.modified is not None
-        return is_live(lease.value, modified=lease.modified, now=self._local.now())
+        return is_live(lease.value, modified=lease.modified, now=self._here.store.now())
 
     def _swap(self, note: HeldLine, queue: QueueKeys, local: EntryLease) -> EntryLease | None:
         """Make the bucket's lease ours; otherwise return the foreign one."""
@@ -258,7 +256,7 @@ class OutboxSender:
                 hold_s=local.ttl_s + self._up_s,
                 modified=seen.modified if seen else None,
                 unchanged_s=self._watch.unchanged_s(cell.key, seen.version) if seen else 0.0,
-                now=self._remote.now(),
+                now=self._there.store.now(),
                 wall=self._runtime.wall(),
             )
             if ours is None:
