@@ -25,12 +25,12 @@ class NodeState:
     """The node's own cells, read once and cached: one supervisor at a time works on a directory.
 
     Two at once do no harm either: logs are created if absent, and applying one twice changes nothing.
-    `rehome`: the next `join` joins the fleet that it is told, whichever it is.
     """
 
-    def __init__(
-        self, local: Store, runtime: Runtime, *, node: str | None, queues: Sequence[str] | None, rehome: bool = False
-    ) -> None:
+    rehome = False
+    """Whether the next `join` joins the fleet that it meets, whichever it is."""
+
+    def __init__(self, local: Store, runtime: Runtime, *, node: str | None, queues: Sequence[str] | None) -> None:
         self._local = local
         self._runtime = runtime
         self._wanted = None if node is None else check_node(node)
@@ -38,7 +38,6 @@ class NodeState:
         self._cell = Cell(local, keys.NODE, struct_codec(NodeRecord), runtime)
         self._record: NodeRecord | None = None
         self._lost = False
-        self._rehome = rehome
         self.cursors: dict[str, int] = {}
         """The last log of each other node that was applied here."""
         self.seen_last = 0
@@ -90,7 +89,7 @@ class NodeState:
         """
         known = RemoteFleet(self.record.fleet, self.record.epoch)
         verdict = joined(known, home)
-        if verdict in (FleetVerdict.OTHER, FleetVerdict.OLDER) and not self._rehome:
+        if verdict in (FleetVerdict.OTHER, FleetVerdict.OLDER) and not self.rehome:
             raise Invalid(
                 f"node {self.node!r} belongs to fleet {known.fleet}; --remote is {verdict.value}, {home.fleet}",
                 hint="check --remote; `limpet supervise --rehome` joins that fleet, and sends it all that is here",
@@ -101,7 +100,7 @@ class NodeState:
             self.change(fleet=home.fleet, epoch=home.epoch, adopted=False, pulled_at=None)
         elif home.fleet is not None and home != known:
             self.change(fleet=home.fleet, epoch=home.epoch)
-        self._rehome = False
+        self.rehome = False
 
     def is_ours(self, owner: str) -> bool:
         """Whether that process was a supervisor of this directory.   Cost: 1 GET here if it is not known."""

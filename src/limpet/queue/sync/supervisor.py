@@ -114,7 +114,8 @@ class Supervisor:
         self._local = local
         self._remote = remote
         self._runtime = runtime
-        self._state = state = NodeState(local, runtime, node=node, queues=queues, rehome=rehome)
+        self._state = state = NodeState(local, runtime, node=node, queues=queues)
+        state.rehome = rehome
         here, there = Applier(local, runtime, remote=False), Applier(remote, runtime, remote=True)
         self._up = OutboxSender(here, there, runtime, state, up_s=up_s)
         self._down = LogApplier(here, there, runtime, state, down_s=down_s, retention_s=retention_s)
