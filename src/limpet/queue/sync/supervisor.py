@@ -121,7 +121,7 @@ class Supervisor:
         self._down = LogApplier(here, there, runtime, state, down_s=down_s, retention_s=retention_s)
         self._home = home
         self._schedule = SyncSchedule(runtime, up_s, down_s)
-        self._news = SyncNews(runtime)
+        self._report = SyncReport(runtime)
 
     @property
     def node(self) -> str:
@@ -228,7 +228,7 @@ class Supervisor:
             self._back_off(error, on_event)
             return
         schedule.failures = 0
-        self._news.reached(on_event)
+        self._report.reached(on_event)
 
     def _try(self, cycle: Callable[[], Cycle], on_event: OnEvent) -> None:
         """Run one cycle. An error other than of the network is reported once, and the cycle retried when it is due."""
@@ -237,20 +237,20 @@ class Supervisor:
         except (Unavailable, OutcomeUnknown, Denied, LeaseLost):
             raise
         except LimpetError as error:
-            if self._news.of({("blocked", str(error)): error}):
+            if self._report.of({("blocked", str(error)): error}):
                 on_event(Blocked(error))
 
     def _back_off(self, error: LimpetError, on_event: OnEvent) -> None:
         """Postpone both cycles; report the first of several failures."""
-        self._news.away(error, on_event)
+        self._report.away(error, on_event)
         self._schedule.back_off()
 
     def _only_news(self, cycle: Cycle) -> Cycle:
         """The cycle, without the collisions and unreadable objects that were reported before."""
         unreadable = [*self._state.unreadable, *cycle.unreadable]
         self._state.unreadable.clear()
-        cycle.collisions = self._news.of({(each.kind, each.queue, each.entry): each for each in cycle.collisions})
-        cycle.unreadable = self._news.of({("unreadable", name): name for name in unreadable})
+        cycle.collisions = self._report.of({(each.kind, each.queue, each.entry): each for each in cycle.collisions})
+        cycle.unreadable = self._report.of({("unreadable", name): name for name in unreadable})
         return cycle
 
 
@@ -300,7 +300,7 @@ class SyncSchedule:
         return seconds * self._runtime.rng.uniform(1 - JITTER, 1)
 
 
-class SyncNews:
+class SyncReport:
     """Which events were reported: every one once, and an outage by its beginning and its end."""
 
     def __init__(self, runtime: Runtime) -> None:

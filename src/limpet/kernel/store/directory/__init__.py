@@ -123,13 +123,16 @@ class DirectoryStore(Store):
         return Blob(data, version, self._file_clock.modified(found.st_mtime_ns, self._probe), size)
 
     def _open(self, key: Key) -> int:
-        path = self._path(key)
+        path = f"{self._base}/{key}" if is_own_path(key) else self._path(key)
         if self._writer.doubtful:
             self._writer.confirm(path)
         return self._files.open(path, _READ)
 
     def _path(self, key: Key) -> str:
-        """The path of an object.   Raises: Invalid for a key that no store can hold."""
+        """The path of an object. The requests of a task's life spare this call where the key is its own path.
+
+        Raises: Invalid for a key that no store can hold.
+        """
         if is_own_path(key):
             return f"{self._base}/{key}"
         folder, _, leaf = check(key).rpartition("/")
@@ -167,7 +170,8 @@ class DirectoryStore(Store):
         OutcomeUnknown when the object is in its place but its folder could not be synced.
         """
         try:
-            return version_of(self._writer.write(key, self._path(key), data, when))
+            path = f"{self._base}/{key}" if is_own_path(key) else self._path(key)
+            return version_of(self._writer.write(key, path, data, when))
         except OSError as error:
             raise failure(f"could not write {key}", error) from error
 

@@ -47,7 +47,7 @@ WITNESS_AGE_S_MAX = 600.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_AGAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REOPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def version_of(found: FileStat) -> Version:
@@ -231,7 +231,7 @@ class FileWriter:
         raise Unsupported("this file system does not keep the modification times of files", hint="use another disk")
 
     def _stamp_again(self, write: _FileWrite, above_ns: int) -> None:
-        fd = self._files.reopen(write.temp, _AGAIN, dir_fd=write.temps.fd)
+        fd = self._files.reopen(write.temp, _REOPEN, dir_fd=write.temps.fd)
         try:
             write.stat = self._stamp(fd, above_ns, write.stat.st_mtime_ns)
             if self._durable:
