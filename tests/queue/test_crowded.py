@@ -29,7 +29,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 CAUSES = ("sleeping", "waiting for a signal", "waiting for tasks", "between two attempts", "held")
-MANY = [pytest.param(1_000, id="1,000"), pytest.param(10_000, id="10,000", marks=pytest.mark.full)]
+MANY = [
+    pytest.param(1_000, id="1,000"),
+    pytest.param(10_000, id="10,000", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+]
 FANNED = 32
 KEYS, PARTS = QueueKeys.of(NAME), QueueKeys.of("parts")
 
@@ -152,7 +155,7 @@ def test_entries_that_rest_do_not_slow_the_claims_of_others(count: int, cause: s
     world = World(far=True)
     crowd(world, count, cause)
     process = Rounds(world)
-    learn(process)
+    learn(process, max(100, count // 25))
     for act, tasks in ((drain, 200), (trickle, 20)):
         requests, rounds = alone(act, tasks)
         found = costs(process, partial(act, process, tasks))
