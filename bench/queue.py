@@ -59,6 +59,8 @@ def main() -> int:
     only = [text.lower() for text in arguments.only or ()]
     if arguments.far:
         return _far(quick=arguments.quick, only=only)
+    if arguments.against is not None and not (arguments.against / "limpet").is_dir():
+        parser.error(f"{arguments.against} holds no folder limpet: name the src of the other version")
     if arguments.single:
         return _single(quick=arguments.quick, against=arguments.against)
     scale = QUICK if arguments.quick else FULL
