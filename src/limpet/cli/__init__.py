@@ -95,7 +95,7 @@ COMMANDS = {
     "index": ("limpet.cli.index:app", "Keep records by key: import, look up, query, compile, export."),
     "catalog": (
         "limpet.cli.catalog:app",
-        "Look at the table catalog and its history; put back what was dropped. `limpet serve` serves it.",
+        "Show the table catalog and its history, and restore dropped tables. `limpet serve` serves it.",
     ),
     "tables": (
         "limpet.cli.catalog:tables",

@@ -102,7 +102,7 @@ def log(
     url: CatalogUrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the last commits, the newest first: what was done, when, by whom, and under which leader.
+    """Show the last commits, the newest first, each with its time, its caller and its leader.
 
     `who` is the name of the token that came with the request; it is empty where `limpet serve` asks for none. A commit
     holds all changes that were granted while the one before it was published, and names that one by digest.
@@ -550,7 +550,8 @@ def compact(
 def orphans(
     table: TableArgument,
     grace: Annotated[
-        str, Option(metavar="TIME", help="Keep every file that is younger, and what was needed then.")
+        str,
+        Option(metavar="TIME", help="Keep files that are younger, or were needed less than this time ago."),
     ] = "3d",
     quiesced: Annotated[
         bool, Option(help="No other process uses the table: allow a grace time under an hour.")

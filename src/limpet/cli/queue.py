@@ -45,7 +45,7 @@ def ls(
     pending: Annotated[bool, Option(help="What waits or is worked on (the default).")] = False,
     failed: Annotated[bool, Option(help="What failed or was cancelled, and was not retried.")] = False,
     completed: Annotated[bool, Option(help="What succeeded.")] = False,
-    scheduled: Annotated[bool, Option(help="What was pushed with a delay.")] = False,
+    scheduled: Annotated[bool, Option(help="Tasks that were pushed with a delay.")] = False,
     n: Annotated[int, Option("-n", min=1, help="Show at most N entries.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,

@@ -58,20 +58,16 @@ def spread_backoff_s(failures: int, pause_s: float, longest_s: float, chance: fl
     return min(doubled_s, longest_s) * (0.5 + chance / 2)
 
 
-def polls(
-    runtime: Runtime, wait_s: float, pause_s: float, *, longest_s: float | None = None, growth: float = 1.5
-) -> Iterator[float]:
+def polls(runtime: Runtime, wait_s: float, pause_s: float) -> Iterator[float]:
     """The seconds that are left: `wait_s` at once, less after each pause, at last 0.0.
 
-    A pause takes `pause_s`, and each further one `growth` times the one before, up to `longest_s` (None: all are
-    equal). A random part of up to 30 % is taken off, so that processes that wait for the same object do not look
+    A random part of up to 30 % is taken off each pause, so that processes that wait for the same object do not look
     together; the last pause ends when the time is over.
     """
     until_s = runtime.elapsed_s() + wait_s
     while (left_s := until_s - runtime.elapsed_s()) > 0:
         yield left_s
         runtime.sleep(min(pause_s * runtime.rng.uniform(0.7, 1.0), until_s - runtime.elapsed_s()))
-        pause_s = pause_s if longest_s is None else min(pause_s * growth, longest_s)
     yield 0.0
 
 

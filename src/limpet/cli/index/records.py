@@ -601,7 +601,7 @@ def export(
 ) -> None:
     """Write every record of an index into a file, `updated_at` included. `limpet index import` reads it back the same.
 
-    What waits to be compiled is in it; deleted records are not. The file appears when it is whole: a failed export
+    The file has waiting records too, and no deleted ones. The file appears when it is whole: a failed export
     leaves the old one, or none.
 
     In CSV, null is an empty field and an empty string is "". Text that a spreadsheet would run as a formula gets an
