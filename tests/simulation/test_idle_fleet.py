@@ -188,7 +188,7 @@ def test_suspended_tasks_cost_the_fleet_and_not_each_process(count: int) -> None
     entries = suspend(fleet, count)
     for n in range(SUSPENDED_WORKERS):
         fleet.start_worker(f"w{n}")
-    learning = fleet.run(300.0 + 0.6 * count)
+    learning = fleet.run(300.0 + 0.12 * count)
     assert not fleet.started_s
     asked = fleet.run(60.0 * MINUTES)
     bells = asked.pop("head")

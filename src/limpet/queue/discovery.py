@@ -49,6 +49,8 @@ SHARE_MAX = 32
 """So many entries that can go on one process keeps for itself."""
 SEEN_MAX_S = 600.0
 """A free lease that was seen so long ago is read again, since the entry may have ended."""
+SEEN_ROW_S = 0.2
+"""So much longer for each row: twice the time in which the pages of an idle process show it again."""
 AGAIN_S = 1.0
 """When an entry is looked at again that could not be claimed."""
 RUNG_MAX = 8
@@ -132,6 +134,11 @@ class LeaseTable:
     def waiting(self) -> int:
         """How many rows wait."""
         return len(self._waiting)
+
+    @property
+    def seen_max_s(self) -> float:
+        """For how long a page needs not show an entry until its lease is read again."""
+        return SEEN_MAX_S + SEEN_ROW_S * len(self.rows)
 
     def take_soon(self, at_s: float) -> Iterator[LeaseRow]:
         """As `take_due`: all rows that wait, and of whose pause more than half is over."""
@@ -374,7 +381,7 @@ class Discovery:
         it.
         """
         ready: list[LeaseRow] = []
-        for row in self._read([row for row in rows if _must_read(row, at_s)], rows, at_s):
+        for row in self._read([row for row in rows if self._must_read(row, at_s)], rows, at_s):
             try:
                 if row.record is not None and not self._is_due(row):
                     continue
@@ -402,7 +409,8 @@ class Discovery:
         ready: list[LeaseRow] = []
         waiting: dict[str, LeaseRow] = {}
         steps: list[AwaitedStep] = []
-        for row in self._read([row for row in rows if at_s - row.seen_s > SEEN_MAX_S], rows, at_s):
+        seen_max_s = self._table.seen_max_s
+        for row in self._read([row for row in rows if at_s - row.seen_s > seen_max_s], rows, at_s):
             awaited = self._awaited_steps(row, row.record) if row.record is not None else ()
             if row.record is not None and awaited:
                 waiting[row.candidate.entry] = row
@@ -457,6 +465,12 @@ class Discovery:
             except (Corrupt, Unsupported):
                 row.record = None
         return [row for row in of if self._table.rows.get(row.candidate.entry) is row]
+
+    def _must_read(self, row: LeaseRow, at_s: float) -> bool:
+        """Whether a lease is not known, or may have changed since it was seen: a holder renews it."""
+        if row.record is None or at_s - row.seen_s > self._table.seen_max_s:
+            return True
+        return row.record.value.state is State.HELD and at_s - row.seen_s > AGAIN_S
 
     def _is_due(self, row: LeaseRow) -> bool:
         """Whether the lease may be taken. If not, the row gets another time, or the end of the entry is finished."""
@@ -578,13 +592,6 @@ class Discovery:
             if row is not None:
                 self._table.look_at(row, self._storage.runtime.elapsed_s())
         self.ready.entries = []
-
-
-def _must_read(row: LeaseRow, at_s: float) -> bool:
-    """Whether a lease is not known, or may have changed since it was seen: a holder renews it."""
-    if row.record is None or at_s - row.seen_s > SEEN_MAX_S:
-        return True
-    return row.record.value.state is State.HELD and at_s - row.seen_s > AGAIN_S
 
 
 def _listed_version(candidate: Candidate, lease: Versioned[EntryLease]) -> Version:
