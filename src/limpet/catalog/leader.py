@@ -26,7 +26,7 @@ from limpet.kernel.lease import Lease, Lock, Renewer
 from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import attempts, ticks
+from limpet.kernel.waiting import Waker, attempts, ticks
 
 GROUP_MAX = 256
 PUBLISH_S = 30.0
@@ -142,11 +142,10 @@ class Leader:
         self._view = storage.view
         self._mutex = self._runtime.mutex()
         self._waiting: list[_Pending] = []
-        self._wake = self._runtime.flag()
+        self._waker = Waker(self._runtime)
         self._enough = self._runtime.flag()
         self._expected = 0
         self._took_s = 0.0
-        self._stopped = self._runtime.flag()
         self._term: _Term | None = None
         self.leader = ""
         """The label of the leading process, if known."""
@@ -183,10 +182,10 @@ class Leader:
         """
         pending = _Pending(id_, decide, self._runtime.flag(), actor)
         with self._mutex:
-            if self._stopped.is_set():
+            if self._waker.stopped:
                 raise NotLeader("this process is stopping")
             self._waiting.append(pending)
-            self._wake.set()
+            self._waker.wake()
             if len(self._waiting) >= self._expected:
                 self._enough.set()
         for _ in ticks(pending.answered, LOOK_EVERY_S):
@@ -199,9 +198,9 @@ class Leader:
         """Serve until `stop`, in a separate thread. When it ends, every waiting request is answered."""
         try:
             self.turn()
-            while not self._stopped.is_set():
-                if self._wake.wait(LOOK_EVERY_S) and self._expected > 1:
-                    self._enough.wait(min(GATHER_MAX_S, GATHER_SHARE * self._took_s))
+            for woken in self._waker.rounds(LOOK_EVERY_S):
+                if woken and self._expected > 1:
+                    self._gather()
                 self.turn()
         finally:
             self.stop()
@@ -211,8 +210,11 @@ class Leader:
 
     def stop(self) -> None:
         """End `run` after the current group."""
-        self._stopped.set()
-        self._wake.set()
+        self._waker.stop()
+
+    def _gather(self) -> None:
+        """Clients that were answered together send again together: wait a little for all of them."""
+        self._enough.wait(min(GATHER_MAX_S, GATHER_SHARE * self._took_s))
 
     def turn(self) -> None:
         """Acquire or keep the lead, and serve the waiting requests."""
@@ -237,8 +239,8 @@ class Leader:
     def _take(self) -> list[_Pending]:
         with self._mutex:
             taken, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
-            if not self._waiting and not self._stopped.is_set():
-                self._wake = self._runtime.flag()
+            if not self._waiting:
+                self._waker.rest()
             return taken
 
     def _lead(self) -> _Term:
@@ -325,7 +327,7 @@ class Leader:
         with self._mutex:
             self._waiting[:0] = undecided
             if undecided:
-                self._wake.set()
+                self._waker.wake()
             self._expected, self._enough = min(GROUP_MAX, len(self._waiting) + answered), self._runtime.flag()
 
     def _validate(self, term: _Term, waiting: Sequence[_Pending]) -> tuple[_Group, CatalogState]:
@@ -410,7 +412,7 @@ class Leader:
                 raise OutcomeUnknown(f"the compactor rejects the batch: {error}") from error
             except LimpetError as error:
                 reached |= not isinstance(error, Unreachable)
-                if self._runtime.elapsed_s() - since_s > patience_s or self._stopped.is_set():
+                if self._runtime.elapsed_s() - since_s > patience_s or self._waker.stopped:
                     if not reached:
                         raise Unavailable(str(error), hint=error.hint) from error
                     raise OutcomeUnknown(f"it is not known whether the batch was published: {error}") from error

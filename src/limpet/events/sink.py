@@ -20,7 +20,7 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Store
 from limpet.kernel.store.metered import MeteredStore
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import BackgroundJob, attempts
 
 SCHEMA = 1
 EVENTS_MAX = 100_000
@@ -98,8 +98,7 @@ class LedgerSink:
         self._sequence = Sequence(self._store, keys, runtime)
         self._mutex = runtime.mutex()
         self._writing = runtime.mutex()
-        self._wake = runtime.flag()
-        self._closed = runtime.flag()
+        self._job = BackgroundJob("events", self._write_if_due, TICK_S, runtime)
         self._events: list[Event] = []
         self._since_s = 0.0
         self._ready: _UnsentBatch | None = None
@@ -109,18 +108,18 @@ class LedgerSink:
     def emit(self, event: Event) -> None:
         """Cost: nothing now; later a share of a PUT."""
         with self._mutex:
-            taken = not self._closed.is_set() and len(self._events) < KEPT_MAX
+            taken = not self._job.stopped and len(self._events) < KEPT_MAX
             if taken:
                 if not self._events:
                     self._since_s = self._runtime.elapsed_s()
                 self._events.append(event)
                 if len(self._events) >= FLUSH_COUNT:
-                    self._wake.set()
+                    self._job.wake()
             starts, self._started = not self._started, True
         if not taken:
             self._lose(1, "too many wait in memory, or the sink is closed")
         if starts:
-            self._runtime.spawn(self._run, name="limpet-events")
+            self._job.start()
 
     def flush(self) -> None:
         """Cost: 1 PUT for each 10,000 events; 1 GET + 1 PUT for each block of positions."""
@@ -130,8 +129,7 @@ class LedgerSink:
 
     def close(self) -> None:
         """Events that cannot be written now are lost, and counted."""
-        self._closed.set()
-        self._wake.set()
+        self._job.stop()
         for _ in attempts(self._runtime, 3, 0):
             self.flush()
         with self._mutex:
@@ -140,13 +138,10 @@ class LedgerSink:
         if left:
             self._lose(left, "the store did not take them in time")
 
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            self._wake.wait(TICK_S)
-            self._wake = self._runtime.flag()
-            with self._writing:
-                if not self._closed.is_set() and is_due(self._held()):
-                    self._write()
+    def _write_if_due(self) -> None:
+        with self._writing:
+            if not self._job.stopped and is_due(self._held()):
+                self._write()
 
     def _held(self) -> SinkLoad:
         own = self._store.snapshot().total()

@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
-from limpet.kernel.errors import LimpetError
 from limpet.kernel.user_code import ended, ended_async
 
 if TYPE_CHECKING:
@@ -276,55 +275,6 @@ class ComputedField(Generic[A, B]):
     def __get__(self, of: A, kind: object = None) -> B:
         value = of.__dict__[self.func.__name__] = self.func(of)
         return value
-
-
-class BackgroundJob:
-    """Runs `work` on a background thread every `every_s` seconds, and soon after each `wake()`.
-
-    A `LimpetError` of `work` is ignored: the next run tries again.
-    """
-
-    def __init__(self, name: str, work: Callable[[], None], every_s: float, runtime: Runtime) -> None:
-        self._name = name
-        self._work = work
-        self._every_s = every_s
-        self._runtime = runtime
-        self._wake = runtime.flag()
-        self._stopped = False
-        self._thread: ThreadHandle | None = None
-
-    def start(self) -> None:
-        """Start the thread. It does not keep the process alive, and `work` may be cut off at any point."""
-        self._thread = self._runtime.spawn(self._run, name=f"limpet-{self._name}")
-
-    def wake(self) -> None:
-        """Run `work` soon."""
-        self._wake.set()
-
-    def _run(self) -> None:
-        # The first pause is random, so that processes that start together do not all work at the same times.
-        pause_s = self._runtime.rng.uniform(0.1, 1.0) * self._every_s
-        while not self._stopped:  # looked at again, since `stop` may have set the flag before it was replaced
-            self._wake.wait(pause_s)
-            if not self._stopped:
-                self._wake, pause_s = self._runtime.flag(), self._every_s
-                self._work_once()
-
-    def stop(self) -> None:
-        """Start no further run of `work`."""
-        self._stopped = True
-        self._wake.set()
-
-    def finish(self) -> None:
-        """End the thread, and run `work` once more."""
-        self.stop()
-        if self._thread is not None:
-            self._thread.join()
-        self._work_once()
-
-    def _work_once(self) -> None:
-        with suppress(LimpetError):
-            self._work()
 
 
 class ProcessMutex:

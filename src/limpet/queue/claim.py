@@ -28,7 +28,7 @@ from limpet.kernel.errors import (
 from limpet.kernel.keys import Key
 from limpet.kernel.lease import HeldLease, Renewer
 from limpet.kernel.user_code import ended, text_of
-from limpet.kernel.waiting import backoff_s
+from limpet.kernel.waiting import attempts, backoff_s
 from limpet.queue.api import Fail, Policy, Retry, Task
 from limpet.queue.decide import (
     attempt_record,
@@ -447,19 +447,28 @@ class EntryClaim:
 
         Raises: OutcomeUnknown, Unavailable, if it cannot be reached by then.
         """
-        tries, until_s = 0, 0.0
-        while True:
-            try:
-                write()
-                return
-            except (OutcomeUnknown, Unavailable):
-                at_s = self.storage.runtime.elapsed_s()
-                until_s = until_s or at_s + self._lease.valid_for_s()
-                tries += 1
-                if self._hurry or at_s >= until_s:
-                    raise
-            pause_s = backoff_s(self.storage.runtime, tries, PAUSE_S)
-            self.storage.runtime.sleep(min(pause_s, until_s - at_s))
+        try:
+            write()
+        except (OutcomeUnknown, Unavailable) as error:
+            self._write_again(write, error)
+
+    def _write_again(self, write: Callable[[], object], error: LimpetError) -> None:
+        runtime = self.storage.runtime
+        at_s = runtime.elapsed_s()
+        until_s = at_s + self._lease.valid_for_s()
+
+        def pause_s(failures: int) -> float:
+            return min(backoff_s(runtime, failures, PAUSE_S), until_s - at_s)
+
+        for tries in attempts(runtime, None, pause_s):
+            if tries > 1:
+                try:
+                    write()
+                    return
+                except (OutcomeUnknown, Unavailable) as again:
+                    at_s, error = runtime.elapsed_s(), again
+            if self._hurry or at_s >= until_s:
+                raise error
 
     def _check_undecided(self, n: int) -> None:
         """Raises: Invalid for a task that has its verdict."""

@@ -14,6 +14,7 @@ from limpet.kernel.cell import Cell, Outcome, Versioned, Won
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.keys import Key, parts_of_scheduled
 from limpet.kernel.lease import HeldLease, Renewer, State
+from limpet.kernel.waiting import naps
 from limpet.queue.api import EmptyClaim, Policy
 from limpet.queue.claim import EntryClaim
 from limpet.queue.closer import FRESH_S
@@ -122,8 +123,12 @@ class Claiming(Inspection):
     def _sleep(self, until_s: float) -> None:
         """Sleep until the next look is due, or the change token differs (where asking for it costs no request)."""
         runtime, looks = self.storage.runtime, self._looks
-        while (left_s := min(looks.wait_s(), until_s - runtime.elapsed_s())) > 0:
-            runtime.sleep(left_s if looks.token is None else min(left_s, TOKEN_EVERY_S))
+
+        def pause_s() -> float | None:
+            left_s = min(looks.wait_s(), until_s - runtime.elapsed_s())
+            return None if left_s <= 0 else left_s if looks.token is None else min(left_s, TOKEN_EVERY_S)
+
+        for _ in naps(runtime, pause_s):
             if looks.token is not None and self.change_token() != looks.token:
                 return
 

@@ -18,6 +18,7 @@ from limpet.kernel.errors import LimpetError
 from limpet.kernel.keys import QueueKeys
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Store
+from limpet.kernel.waiting import naps
 
 LINGER_S = 1.0
 FRESH_S = 0.5
@@ -74,13 +75,12 @@ class Closer:
     def flush(self) -> None:
         """Delete everything that waits here, and return when that is done: after about `LINGER_S`."""
         self.drop_tasks()
-        while (due_s := self._last_due_s()) is not None:
-            self._runtime.sleep(due_s - self._runtime.elapsed_s())
+        for _ in naps(self._runtime, self._until_last_s):
             self._delete_leases()
 
-    def _last_due_s(self) -> float | None:
+    def _until_last_s(self) -> float | None:
         with self._mutex:
-            return max(self._leases.values(), default=None)
+            return max(self._leases.values()) - self._runtime.elapsed_s() if self._leases else None
 
     def _start(self) -> None:
         if self._owner != self._runtime.owner:
@@ -93,14 +93,14 @@ class Closer:
         """
         idle = 0
         try:
-            while idle < IDLE_MAX:
-                self._runtime.sleep(PAUSE_S)
+            for _ in naps(self._runtime, PAUSE_S):
                 busy = self._delete_tasks()
                 busy = self._delete_leases() or busy
                 with self._mutex:
                     idle = 0 if busy or self._tasks or self._leases else idle + 1
                     if idle == IDLE_MAX:
                         self._owner = None
+                        return
         except BaseException:
             with self._mutex:
                 self._owner = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsuppo
 from limpet.kernel.keys import Key, batch_of, entry_of, is_batch, parts_of_scheduled, retry_of
 from limpet.kernel.runtime import Runtime, in_thread, pause
 from limpet.kernel.store.api import Blob
+from limpet.kernel.waiting import naps
 from limpet.queue.api import AttemptError, Outcome, Result
 from limpet.queue.decide import attempt_errors, attempts_in, attempts_of, completion, errors_of, first_done, lists_done
 from limpet.queue.entry import NOTHING, EntryLease, Part, Receipt
@@ -132,8 +134,8 @@ class TaskResults:
         elsewhere when the change token differs, and every 2 s.
         """
         waiting = self._waiting(ids, timeout_s)
-        for pause_s in waiting.pauses():
-            self._runtime.sleep(pause_s)
+        for _ in naps(self._runtime, partial(next, waiting.pauses(), None)):
+            pass
         return waiting.results()
 
     def _waiting(self, ids: Iterable[str], timeout_s: float) -> ResultWait:

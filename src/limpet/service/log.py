@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 from limpet.kernel import records
-from limpet.kernel.runtime import BackgroundJob, Runtime
+from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import BackgroundJob
 
 USER_INFO_MAX = 2048
 _USER_INFO = re.compile(rf"//[^/?#\s'\"]{{1,{USER_INFO_MAX}}}@")

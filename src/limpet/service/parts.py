@@ -25,8 +25,9 @@ from limpet.events.fold import hand_over
 from limpet.events.ledger import Publication, Publisher
 from limpet.kernel.catalog_keys import CatalogKeys
 from limpet.kernel.errors import Corrupt, LimpetError
-from limpet.kernel.runtime import BackgroundJob, Runtime, ThreadHandle
+from limpet.kernel.runtime import Runtime, ThreadHandle
 from limpet.kernel.store import ScopedStore, Store
+from limpet.kernel.waiting import BackgroundJob
 from limpet.service.app import SECONDS, Route
 from limpet.service.log import ServiceLog
 from limpet.service.rest import Rest

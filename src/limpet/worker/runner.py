@@ -20,6 +20,7 @@ from limpet.kernel.cell import Fence
 from limpet.kernel.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.kernel.runtime import Flag, Runtime
 from limpet.kernel.user_code import UserCall
+from limpet.kernel.waiting import ticks
 from limpet.queue.api import Claim, Queue, Retry, Task
 from limpet.queue.claim import EntryClaim, EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
@@ -342,11 +343,20 @@ class Runner:
         """Whether to start a task of the claim. A thread waits for the rate only if no other one would."""
         if self.halted or self._stopping.is_set() or not self._permits.take():
             return False
-        while not reserved and (wait_s := shared.rate.take()):
-            if shared.leave_to_others(self.name) or self._stopping.wait(wait_s):
-                self._permits.give_back()
-                return False
+        if not reserved and (wait_s := shared.rate.take()) and not self._await_rate(shared, wait_s):
+            self._permits.give_back()
+            return False
         return True
+
+    def _await_rate(self, shared: SharedClaim, wait_s: float) -> bool:
+        """Whether the thread got a permit in the end; False: it is stopping, or another one waits for the claim."""
+
+        def pause_s() -> float | None:
+            return None if not wait_s or shared.leave_to_others(self.name) else wait_s
+
+        for _ in ticks(self._stopping, pause_s):
+            wait_s = shared.rate.take()
+        return not wait_s
 
     def _run(self, now: _ActiveTask) -> None:
         if OTEL not in sys.modules:

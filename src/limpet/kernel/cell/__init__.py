@@ -282,7 +282,17 @@ class Cell(Generic[T]):
     def _contend(
         self, seen: Versioned[T] | None, decide: Callable[[Versioned[T] | None], tuple[T, Fence | None] | None]
     ) -> Versioned[T] | None:
-        for tries in attempts(self._runtime, 100, pause_s=0):
+        took_s = 0.0
+
+        def pause_s(lost: int) -> float:
+            # Not `backoff_s`: on a slow store, writers must spread over many swaps, so that few overlap.
+            return self._runtime.rng.uniform(0, max(min(0.01 * 2**lost, 0.3), 16 * took_s)) if lost > 1 else 0.0
+
+        for tries in attempts(self._runtime, 100, pause_s):
+            if tries > 2:
+                # Read after the pause: a base that was read before it is stale by now, and a writer that falls behind
+                # by more writes than the ring holds cannot resolve its own outcome.
+                seen = self.read()
             decision = decide(seen)
             if decision is None:
                 return seen
@@ -296,12 +306,7 @@ class Cell(Generic[T]):
                 case Lost(now) if tries == 1:
                     seen = now  # it was just read, so swap on it at once
                 case Lost():
-                    # Not `backoff_s`: on a slow store, writers must spread over many swaps, so that few overlap. Sleep
-                    # first, then read: a base that was read before the sleep is stale afterwards, and a writer that
-                    # falls behind by more writes than the ring holds cannot resolve its own outcome.
                     took_s = self._runtime.elapsed_s() - sent_s
-                    self._runtime.sleep(self._runtime.rng.uniform(0, max(min(0.01 * 2**tries, 0.3), 16 * took_s)))
-                    seen = self.read()
         raise Conflict(f"{self._key} was swapped by others {tries} times in a row", hint="write it less often")
 
     def _unknown(self) -> OutcomeUnknown:

@@ -35,6 +35,7 @@ from limpet.kernel.lease.renewer import Renewable, Renewer
 from limpet.kernel.records import INTEGER_MAX
 from limpet.kernel.runtime import Runtime, in_thread
 from limpet.kernel.store.api import Store, Version
+from limpet.kernel.waiting import attempts, poll_pause_s
 
 __all__ = [
     "HeldLease",
@@ -434,9 +435,14 @@ class Lock:
         """
         started_s = self._runtime.elapsed_s()
         patience_s = float("inf") if wait_s is None else wait_s
-        pause_s = POLL_MIN_S
-        asked = False
-        while not isinstance(outcome := self._try(), Lease):
+        asked, left_s = False, patience_s
+
+        def pause_s(looks: int) -> float:
+            return min(poll_pause_s(self._runtime, looks, POLL_MIN_S, POLL_MAX_S), left_s)
+
+        for _ in attempts(self._runtime, None, pause_s):
+            if isinstance(outcome := self._try(), Lease):
+                return outcome
             waited_s = self._runtime.elapsed_s() - started_s
             if patience_s <= waited_s and outcome.watch_s == 0.0 and not asked:
                 asked = True
@@ -444,9 +450,7 @@ class Lock:
             left_s = max(patience_s, outcome.watch_s) - waited_s
             if left_s <= 0:
                 raise outcome.held
-            self._runtime.sleep(min(pause_s * self._runtime.rng.uniform(0.7, 1.0), left_s))
-            pause_s = min(pause_s * 1.5, POLL_MAX_S)
-        return outcome
+        raise AssertionError
 
     @contextmanager
     def hold(

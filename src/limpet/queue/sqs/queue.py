@@ -25,6 +25,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
+from limpet.kernel.waiting import attempts
 from limpet.queue.api import (
     AttemptError,
     EmptyClaim,
@@ -214,7 +215,12 @@ class SqsQueue:
         self._failed(create=True)  # before anything is received: a failure must have a place to go to
         until_s = self.runtime.elapsed_s() + wait_s
         poll_max_s = max(1, min(POLL_MAX_S, self.hidden_s // 2))
-        while True:
+        rest_s = 0.0
+
+        def pause_s(_: int) -> float:
+            return rest_s
+
+        for _ in attempts(self.runtime, None, pause_s):
             sent_at_s = self.runtime.elapsed_s()
             poll_s = max(0, math.floor(min(poll_max_s, until_s - sent_at_s + CLOCK_S)))
             messages = self._client.receive(main_url, self._receive, wait_s=poll_s, visibility_s=self.hidden_s)
@@ -225,12 +231,12 @@ class SqsQueue:
             held = self._fit(messages, answered_s if took_s < poll_s + 1 else sent_at_s)
             if held:
                 return SqsClaim(self, held)
-            if messages:
-                continue
-            if left_s <= CLOCK_S:
-                return EmptyClaim()
-            if left_s + CLOCK_S < 1 or took_s < poll_s / 2:  # less than SQS can wait, or a server that does not wait
-                self.runtime.sleep(min(left_s, 1.0))
+            if left_s <= CLOCK_S and not messages:
+                break
+            # Less is left than SQS can wait, or the server does not wait.
+            hasty = not messages and (left_s + CLOCK_S < 1 or took_s < poll_s / 2)
+            rest_s = min(left_s, 1.0) if hasty else 0.0
+        return EmptyClaim()
 
     @property
     def idle_poll_s(self) -> float:

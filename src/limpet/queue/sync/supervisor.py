@@ -23,7 +23,7 @@ from limpet.kernel.keys import QueueKeys
 from limpet.kernel.lease import Lease, Lock, VersionWatch
 from limpet.kernel.runtime import Flag, Runtime
 from limpet.kernel.store.api import Store
-from limpet.kernel.waiting import spread_backoff_s
+from limpet.kernel.waiting import spread_backoff_s, ticks
 from limpet.queue.api import Policy
 from limpet.queue.push import Pusher
 from limpet.queue.storage import Storage
@@ -189,10 +189,9 @@ class Supervisor:
                 self.start()
             except (Unavailable, OutcomeUnknown, Denied) as error:
                 self._back_off(error, on_event)
-            while not stop.is_set():
+            for _ in self._schedule.rounds(stop):
                 lease.check()
                 self._run_due(on_event)
-                self._schedule.wait(stop)
 
     @contextmanager
     def _alone(self) -> Iterator[Lease]:
@@ -288,12 +287,17 @@ class SyncSchedule:
         again_s = self._runtime.elapsed_s() + self._spread(pause_s)
         self._due_s |= {work: max(self._due_s[work], again_s) for work in CYCLES}
 
-    def wait(self, stop: Flag) -> None:
-        """Wait until a cycle is due. A signal handler can only set the mark `asked`, so it is polled."""
-        while not self.asked:
-            left_s = min(self._due_s[work] for work in CYCLES) - self._runtime.elapsed_s()
-            if left_s <= 0 or stop.wait(min(left_s, POLL_S)):
-                return
+    def rounds(self, stop: Flag) -> Iterator[None]:
+        """One at once, and one whenever a cycle is due, until `stop` is set."""
+        while not stop.is_set():
+            yield
+            for _ in ticks(stop, self._pause_s):
+                pass
+
+    def _pause_s(self) -> float | None:
+        """A signal handler can only set the mark `asked`, so it is polled."""
+        left_s = min(self._due_s[work] for work in CYCLES) - self._runtime.elapsed_s()
+        return min(left_s, POLL_S) if left_s > 0 and not self.asked else None
 
     def _spread(self, seconds: float) -> float:
         """The interval with jitter, so that nodes that were started together do not sync together."""
