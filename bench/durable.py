@@ -139,7 +139,7 @@ def _work_ours(orders: Orders) -> None:
     def report(payload: Any) -> int:
         handlers.notes.add("begin", payload["n"])
         done = limpet.gather(parts.push_many(({"n": n} for n in range(payload["parts"])), batch=BATCH))
-        total = sum(int(result.value) for result in done)
+        total = sum(int(result.unwrap()) for result in done)
         handlers.notes.add("report", payload["n"], total)
         return total
 

@@ -369,7 +369,7 @@ class DurableActor(Actor):
         ends = gather(handles)
         if [end.id for end in ends] != handles:
             raise Violation(f"a gather of {handles} returned {[end.id for end in ends]}")
-        if other := next((end for end in ends if end.ok and not end.value.endswith(f" of {first}")), None):
+        if other := next((end for end in ends if end.ok and not end.unwrap().endswith(f" of {first}")), None):
             raise Violation(f"{run.id} has recorded {first} and pushed {other.id} with another value: {other.value}")
         self.model.saw(run, 3, [(end.state, end.value) for end in ends])
         self.model.gathered += ends

@@ -370,7 +370,6 @@ class FarQueueActor(QueueActor):
         """The handler of the worker. That of a dead process notes nothing: the worker keeps what it raises."""
         self.world.check_alive(self.process)
         task = current_task()
-        assert task is not None
         part = batch_of(task.id)
         entry = part[0] if part else entry_of(task.id)
         run_ = self.model.started(self.place, self.process.name, task, entry, task.token)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
@@ -18,11 +22,24 @@ import pytest
 
 import limpet
 from planted.bugs import BUGS
-from support.docs import PAGES, ROOT, blocks, plain, printed, program, run_python, run_shell, said, write_files
+from support.docs import (
+    PAGES,
+    ROOT,
+    blocks,
+    plain,
+    printed,
+    program,
+    run_python,
+    run_shell,
+    said,
+    write_files,
+    write_packages,
+)
 from support.servers.moto import Moto
 from support.servers.process import Bucket, NotInstalled
 
 FIRST_FLEET_LINES_MAX = 25
+VENV = str(Path(sys.executable).parent)
 
 Env = Callable[[Path, Path], Mapping[str, str]]
 
@@ -88,6 +105,30 @@ def test_shell_blocks_run_and_print_what_they_say(page: Path, tmp_path: Path, en
     output = run_shell("\n".join(lines), tmp_path, env(page, tmp_path))
     for text in said(script):
         assert text in plain(output)
+
+
+OTHERS = ("[import-untyped]", "reportMissingModuleSource", "reportMissingTypeStubs")
+"""What checkers say of packages without types: boto3, Django, PyArrow."""
+
+
+def test_mypy_accepts_every_example(tmp_path: Path) -> None:
+    write_packages(tmp_path)
+    command = [sys.executable, "-m", "mypy", str(tmp_path)]  # strict, by pyproject.toml, whose cache it uses
+    env = {**os.environ, "MYPYPATH": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert [line for line in ran.stdout.splitlines() if ": error:" in line and not line.endswith(OTHERS)] == []
+    assert "source files" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.skipif(not shutil.which("basedpyright", path=VENV), reason="basedpyright is not installed")
+def test_pyright_accepts_every_example(tmp_path: Path) -> None:
+    write_packages(tmp_path)
+    settings = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT / "src")], "include": ["."]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [f"{VENV}/basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable, "--outputjson"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = json.loads(ran.stdout)["generalDiagnostics"]
+    assert [each for each in said if each["severity"] == "error" and each.get("rule") not in OTHERS] == []
 
 
 @pytest.mark.parametrize("page", _with("py"), ids=lambda page: page.name)

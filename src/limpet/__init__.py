@@ -20,6 +20,7 @@ from limpet.kernel.errors import (
     Missing,
     NotModified,
     OutcomeUnknown,
+    TaskFailed,
     Unavailable,
     Unsupported,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "Stats",
     "Suspend",
     "Task",
+    "TaskFailed",
     "TaskFunction",
     "TaskHandle",
     "TaskPush",

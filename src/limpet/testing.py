@@ -113,7 +113,7 @@ def _run(function: TaskFunction[..., Any], task: Task) -> None:
                 value = _awaited(value)
         error = call.error
         if error is None:
-            stored, note = record_done(task, value)
+            stored, note = record_done(task, value, function.arguments.returns)
             if not stored:
                 raise Fail(note)
             return

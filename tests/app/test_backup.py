@@ -244,7 +244,6 @@ class DurableTask:
         @fleet.task("q", durable=True)
         def flow() -> list[Any]:
             task = limpet.current_task()
-            assert task is not None
             first = limpet.step(self._call, "first")
             ends = limpet.gather(part.push_many([(first,), ("b",)], batch=1))
             second = limpet.step(self._call, f"{first} second", name="second")
@@ -353,7 +352,7 @@ class FanningTask:
 
         @fleet.task("half", durable=True)
         def half() -> int:
-            return sum(len(end.value) for end in limpet.gather(part.push_many([("x",), ("y",)], batch=2)))
+            return sum(len(end.unwrap()) for end in limpet.gather(part.push_many([("x",), ("y",)], batch=2)))
 
         @fleet.task("q", durable=True)
         def flow() -> list[Any]:
@@ -365,7 +364,7 @@ class FanningTask:
                 part.using(delay_s=3).push("z"),
             ]
             ends = limpet.gather(handles)
-            values = [end.value for end in ends]
+            values = [end.unwrap() for end in ends]
             if self.many:
                 values = [value if isinstance(value, int) else len(value) for value in values]
             return [limpet.wait_signal("go"), *values]
@@ -452,7 +451,7 @@ class CountingTask:
         self.gather(fleet)
         fleet.queue("q").signal("a", "go", "on")
         self.gather(fleet)
-        said, ends = fleet.queue("q").result("a").value
+        said, ends = fleet.queue("q").result("a").unwrap()
         return said == "on" and [fleet.queue("part").result(id_).value for id_, _ in ends] == [end for _, end in ends]
 
     def is_not_repeated(self, fleet: Fleet) -> bool:
@@ -761,7 +760,7 @@ def test_durable_tasks_go_on_in_another_place(
         while pack(made):
             pass
         work_on_orders(made, called, until_empty=False)
-    results = [result.value for result in queue.results(ids)]
+    results = [result.unwrap() for result in queue.results(ids)]
     assert [value[1:3] + value[4:] for value in results] == [[7, 6, "on"], [8, 6, "on"], [7, 6, "on"], [7, 6, "on"]]
     names = [(value[0].rsplit(" ", 1)[0], value[3].rsplit(" ", 1)[0]) for value in results]
     assert names == [(f"reserve {name}", f"charge {name}") for name in ("single", "waits", "x", "y")]

@@ -47,7 +47,7 @@ MISTAKES = """
 enrich.push(1)
 enrich.push()
 enrich.push("a.com", retries=2)
-enrich.using(id=1).push("a.com")
+enrich.using(id=1.5).push("a.com")
 enrich.using(id="a").push("a.com", tries="many")
 """
 
@@ -125,7 +125,7 @@ def test_pushes_and_results_for_coroutines(fleet: Fleet) -> None:
         third = await enrich.queue.push_async({"domain": "c.com"}, id="c")
         await asyncio.to_thread(testing.drain, fleet)
         results = [await enrich.queue.result_async(each.id) for each in (first, second, third)]
-        return " ".join(result.value for result in results)
+        return " ".join(result.unwrap() for result in results)
 
     assert asyncio.run(app()) == "A.COM B.COM C.COM"
 

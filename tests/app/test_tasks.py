@@ -36,10 +36,6 @@ class Point(msgspec.Struct):
     y: int
 
 
-class Custom:
-    """msgspec cannot build one."""
-
-
 @pytest.fixture
 def fleet() -> Fleet:
     return limpet.open("memory://")
@@ -138,11 +134,11 @@ def test_rich_types_travel_both_ways(fleet: Fleet) -> None:
     }
 
 
-def test_what_msgspec_cannot_build_stays_plain(fleet: Fleet) -> None:
+def test_what_has_no_type_at_run_time_stays_plain(fleet: Fleet) -> None:
     @fleet.task()
-    def take(a: Custom, b: list[Custom], c: OnlyForTypeCheckers, d, e: int) -> None: ...  # type: ignore[no-untyped-def]
+    def take(c: OnlyForTypeCheckers, d, e: int) -> OnlyForTypeCheckers: ...  # type: ignore[no-untyped-def,empty-body]
 
-    payload = {"a": {"x": 1}, "b": [1], "c": "1.5", "d": None, "e": 3}
+    payload = {"c": "1.5", "d": None, "e": 3}
     assert take.arguments.unpack(payload) == payload
     with pytest.raises(limpet.Fail, match="field 'e' does not fit"):
         take.arguments.unpack({**payload, "e": "three"})

@@ -538,7 +538,7 @@ def test_maintenance_runs_as_a_task_of_the_fleet(fleet: Fleet) -> None:
     assert nightly.queue.result(id_).value == 2
     id_ = in_steps.push().id
     assert drain(fleet).done == 1
-    done, gone = in_steps.queue.result(id_).value
+    done, gone = in_steps.queue.result(id_).unwrap()
     assert (done, gone > 0) == (3, True)
     assert read(fleet) == [0, 1, 2]
 

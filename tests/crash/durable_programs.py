@@ -94,7 +94,6 @@ class BookKeeper:
 
 def _key() -> str:
     task = limpet.current_task()
-    assert task is not None
     return hashlib.sha256(task.step_key.encode()).hexdigest()
 
 
@@ -130,7 +129,7 @@ def orders(url: str, ttl_s: str, folder: str) -> None:
         limpet.sleep(0.2)
         if books.step(run, f"ship {n}", not is_refused(n)) is False:
             return compensated("refused")
-        return [end.value for end in ends]
+        return [end.unwrap() for end in ends]
 
     Worker([order.job, pack.job], system(), threads=2, poll_s=0.3).run()
 

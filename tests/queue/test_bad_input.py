@@ -153,10 +153,14 @@ def test_ids_that_are_ours_or_nobodys_are_refused(world: World, id_: str, delay_
     assert world.names() == []
 
 
-@pytest.mark.parametrize("id_", [5, b"x", ["x"]])
-def test_an_id_is_text(world: World, id_: Any) -> None:
+@pytest.mark.parametrize("id_", [5.0, True, b"x", ["x"]])
+def test_an_id_is_a_text_or_a_whole_number(world: World, id_: Any) -> None:
+    queue = world.process().queue
+    for call in (queue.result, queue.cancel, queue.errors, lambda id_: queue.push({}, id=id_)):
+        with pytest.raises(Invalid, match=r"a task id is a text or a whole number, not "):
+            call(id_)
     with pytest.raises(Invalid):
-        world.process().queue.push({}, id=id_)
+        queue.push_many([{}], id=id_)
 
 
 @pytest.mark.parametrize(

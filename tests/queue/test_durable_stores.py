@@ -42,13 +42,11 @@ def test_every_verb_in_both_kinds_of_handler(fleet: Fleet, coroutine: bool, batc
 
     def key_of(n: int) -> str:
         task = limpet.current_task()
-        assert task is not None
         ran.append((n, task.step_key))
         return task.step_key
 
     def check(values: list[Any]) -> list[Any]:
         task = limpet.current_task()
-        assert task is not None
         if task.attempt == 1:
             raise RuntimeError("it fails once")
         return values

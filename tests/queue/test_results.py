@@ -90,7 +90,7 @@ def test_coroutines_wait_without_holding_threads(fleet: Fleet, url: str) -> None
         await asyncio.to_thread(work, limpet.open(url).queue("q"))
         return [await each for each in waits]
 
-    assert [result.value["n"] for result in asyncio.run(all_of_them())] == [*range(40)]
+    assert [result.unwrap()["n"] for result in asyncio.run(all_of_them())] == [*range(40)]
     assert asyncio.run(queue.result_async("nobody", wait_s=0.01)).state == "unknown"
 
 
@@ -137,7 +137,7 @@ def test_handles_go_into_payloads_and_results() -> None:
     given: Sequence[str] = second.push_many([("a",)])
     pushed = first.push([*given])
     testing.drain(fleet)
-    (made,) = pushed.result().value
+    (made,) = pushed.result().unwrap()
     assert second.queue.result(made).value == given[0]
     assert isinstance(given[0], TaskHandle)
     assert given[0].result().value == "a"

@@ -16,6 +16,7 @@ from limpet.kernel.runtime import ulid
 from limpet.kernel.store import MemoryStore
 from limpet.queue import BucketQueue
 from limpet.worker import Cron, Job, TaskCounts, Worker, WorkerEvent, current_task
+from limpet.worker.runner import task_or_none
 from support.clock import EPOCH, ManualRuntime, Time
 from support.queue import Network
 
@@ -157,7 +158,7 @@ def test_a_batch_has_a_verdict_for_each(ground: Ground) -> None:
     def handle(payload: dict[str, Any]) -> int:
         if payload["n"] == 1:
             raise limpet.Fail("one")
-        if payload["n"] == 2 and current_task().attempt == 1:  # type: ignore[union-attr]
+        if payload["n"] == 2 and current_task().attempt == 1:
             raise limpet.Retry(after_s=0)
         return int(payload["n"])
 
@@ -426,7 +427,6 @@ def test_a_task_that_was_taken_over_is_lost_to_us(ground: Ground) -> None:
 
     def handle(payload: dict[str, Any]) -> None:
         task = current_task()
-        assert task is not None
         while not task.lost:
             ground.runtime.sleep(1)
         task.check()
@@ -447,16 +447,16 @@ def test_the_current_task(ground: Ground) -> None:
 
     def handle(payload: dict[str, Any]) -> None:
         task = current_task()
-        assert task is not None
         task.progress("half way")
         seen.append((task.queue, task.id, task.attempt, task.lost))
 
-    assert current_task() is None
+    with pytest.raises(Invalid, match="no task runs here"):
+        current_task()
     job = ground.job("q", handle)
     job.queue.push({"n": 1}, id="mine")
     ground.worker(job, burst=True).run()
     assert seen == [("q", "mine", 1, False)]
-    assert current_task() is None
+    assert task_or_none() is None
     assert ground.kinds() == ["started", "progress", "done"]
     assert ground.events[1].note == "half way"
 
@@ -577,7 +577,6 @@ def test_cron_pushes_each_tick_once_from_any_number_of_workers() -> None:
 
         def note(payload: Any) -> None:
             task = current_task()
-            assert task is not None
             ran.append(task.id)
 
         workers.append(Worker([Job(fleet.queue("report"), note, Cron("*/10 * * * *"))], runtime))

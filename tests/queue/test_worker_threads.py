@@ -48,7 +48,6 @@ def test_an_async_handler_returns_its_result_and_sees_its_task(fleet: Fleet) -> 
     async def handle(payload: dict[str, Any]) -> list[Any]:
         await asyncio.sleep(0)
         task = current_task()
-        assert task is not None
         return [task.id, payload["n"]]
 
     queue = fleet.queue("q")
@@ -142,7 +141,6 @@ def test_hand_back_cancels_async_handlers_and_another_worker_goes_on_at_the_same
 
     async def handle(payload: dict[str, Any]) -> None:
         task = current_task()
-        assert task is not None
         attempts.append(task.attempt)
         if not started.is_set():
             started.set()
@@ -374,7 +372,6 @@ def test_async_tasks_of_one_batch_run_at_the_same_time(fleet: Fleet) -> None:
         for _ in range(int(PATIENCE_S / 0.01)):
             if len(there) == 6:
                 task = current_task()
-                assert task is not None
                 return task.id
             await asyncio.sleep(0.01)
         raise limpet.Fail("they did not meet")
@@ -407,7 +404,6 @@ def test_each_task_of_a_spread_batch_has_its_own_error_and_traceback(fleet: Flee
     def handle(payload: dict[str, Any]) -> str:
         barrier.wait()
         task = current_task()
-        assert task is not None
         if payload["n"] < 3:
             fail(payload["n"])
         return task.id

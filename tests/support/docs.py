@@ -24,7 +24,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "blocks", "plain", "printed", "program", "run_python", "run_shell", "said", "write_files"]
+__all__ = [
+    "PAGES",
+    "ROOT",
+    "blocks",
+    "plain",
+    "printed",
+    "program",
+    "run_python",
+    "run_shell",
+    "said",
+    "write_files",
+    "write_packages",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -53,6 +65,22 @@ def write_files(page: Path, home: Path) -> None:
     for body in blocks(page, "python"):
         if named := _FILE.match(body):
             (home / named[1]).write_text(body)
+
+
+def write_packages(home: Path) -> None:
+    """Write the Python of all pages, one package for each page, for type checkers: its program, and its files."""
+    for page in PAGES:
+        bodies = blocks(page, "python")
+        if not bodies:
+            continue
+        package = "page_" + re.sub(r"\W", "_", page.stem.lower())
+        files = {named[1]: body for body in bodies if (named := _FILE.match(body))}
+        stems = "|".join(name.removesuffix(".py") for name in files)
+        (home / package).mkdir()
+        for name, code in {**files, "__init__.py": "", "page_program.py": program(page)}.items():
+            if files:
+                code = re.sub(rf"^(from|import) ({stems})\b", rf"\1 {package}.\2", code, flags=re.MULTILINE)
+            (home / package / name).write_text(code)
 
 
 def printed(code: str) -> list[str]:

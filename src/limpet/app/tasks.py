@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -24,11 +24,11 @@ from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import batch_of, count_of, is_batch
 from limpet.kernel.records import Name, Text
 from limpet.kernel.user_code import UserCall
-from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, check_follower, need
+from limpet.queue.api import Fail, Pushed, Queue, Result, TaskHandle, check_follower, need
 from limpet.queue.calls import gather
 from limpet.queue.entry import GATHER_MAX
-from limpet.queue.step_values import known_type
 from limpet.queue.steps import in_order
+from limpet.queue.value_types import ANYTHING, SUPPORTED, UnsupportedType, ValueType, shown_type, value_type
 from limpet.worker.runner import Job, current_task
 from limpet.worker.schedule import Cron
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 HookKind = typing.Literal["start", "done", "retry", "fail"]
 
 _log = logging.getLogger("limpet.hooks")
@@ -65,18 +66,26 @@ class PolicyFields(TypedDict, total=False):
 
 
 class Arguments:
-    """Converts the arguments of one function to a payload and back."""
+    """Converts the arguments of one function to a payload and back, and knows the type of its result."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._function = function
         self._signature = inspect.signature(function)
         self._parameters = self._signature.parameters
         self._catch_all = next((each for each in self._parameters.values() if each.kind is each.VAR_KEYWORD), None)
-        self._named = {name: each for name, each in self._parameters.items() if each is not self._catch_all}
         self.text = f"{name}({', '.join(map(_shown, self._parameters.values()))})"
-        self.required = [name for name, each in self._named.items() if each.default is each.empty]
+        self.required = [
+            name
+            for name, each in self._parameters.items()
+            if each.default is each.empty and each is not self._catch_all
+        ]
         """The parameters that a payload must name."""
         self._refuse_what_cannot_work()
+        self._kinds: dict[str, ValueType] = {}
+        self._others: ValueType | None = None
+        """The type of what a catch-all takes."""
+        self.returns = ANYTHING
+        self._settled = self._read_types()
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The payload of a call with these arguments.
@@ -87,13 +96,15 @@ class Arguments:
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._named)
+            options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._kinds)
             hint = f"pass {options} to using(): task.using({options}...).push(...)" if options else ""
             raise Invalid(
                 f"these arguments do not fit {self.text}: {error}", hint=hint or "push it as you would call it"
             ) from None
         if self._catch_all is not None:
             given |= given.pop(self._catch_all.name, {})
+        if not self._settled:
+            self.settle()
         return {name: self._plain(name, value) for name, value in given.items()}
 
     def unpack(self, payload: Any) -> dict[str, Any]:
@@ -103,13 +114,15 @@ class Arguments:
         for name in self.required:
             if name not in payload:
                 raise Fail(f"the payload has no field {name!r}, which {self.text} needs")
+        if not self._settled:
+            self.settle()
         arguments = {}
         for name, value in payload.items():
-            kind = self._kind_of(name)
+            kind = self._kinds.get(name, self._others)
             if kind is None:
                 raise Fail(f"the payload has a field {name!r}, which {self.text} does not take")
             try:
-                arguments[name] = _typed(value, kind)
+                arguments[name] = value if kind.build is None else kind.build(value)
             except msgspec.ValidationError as error:
                 raise Fail(f"the payload's field {name!r} does not fit {self.text}: {error}") from None
         return arguments
@@ -128,42 +141,66 @@ class Arguments:
                 raise Invalid(f"{self.text} is a method, and a payload holds no {name!r}", hint="use a plain function")
 
     def _plain(self, name: str, value: Any) -> Any:
+        kind = self._kinds.get(name, self._others) or ANYTHING
         try:
             plain = records.builtins(value)
-            _typed(plain, self._kind_of(name))
+            if kind.build is not None:
+                kind.build(plain)
+            return plain
         except msgspec.ValidationError as error:
             raise Invalid(f"argument {name!r} does not fit {self.text}: {error}") from None
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Invalid(
-                f"argument {name!r} of {self.text} cannot be written as JSON: {error}",
-                hint="push plain values, dataclasses, msgspec structs, datetimes or enums",
+                f"argument {name!r} of {self.text} cannot be written as JSON: {error}", hint=SUPPORTED
             ) from None
-        return plain
 
-    def _kind_of(self, name: str) -> Any:
-        """The type of an argument; Any if msgspec does not support it; None if the function does not take it."""
-        kinds, others = self._kinds
-        return kinds.get(name, others)
+    def built_result(self, result: Result) -> Result:
+        """The result of a task of this function, with its value built by the return type."""
+        self.settle()
+        return self.returns.built_result(result)
 
-    @cached_property
-    def _kinds(self) -> tuple[dict[str, Any], Any]:
-        """The types of the named parameters, and that of all others.
+    def settle(self) -> None:
+        """Read the annotations that named, at decoration, something defined further down.
 
-        Read at the first call, not at decoration: an annotation may name what is defined further down.
+        One that is still not defined, as under `if TYPE_CHECKING`, takes every value.
+        Raises: Invalid for one that cannot be stored.
         """
-        names = getattr(inspect.unwrap(self._function), "__globals__", {})
-        others = None if self._catch_all is None else known_type(self._catch_all.annotation, names)
-        return {name: known_type(each.annotation, names) for name, each in self._named.items()}, others
+        if not self._settled:
+            self._read_types()
+            self._settled = True
+
+    def _read_types(self) -> bool:
+        """Whether all names in the annotations are defined.   Raises: Invalid."""
+        read = {
+            name: self._type_of(f"parameter {name!r} of {self.text}", each.annotation)
+            for name, each in self._parameters.items()
+        }
+        note = self._signature.return_annotation
+        returns = self._type_of(f"the result of {self.text} -> {_noted(note)}", note)
+        kinds = {name: kind or ANYTHING for name, kind in read.items()}
+        self._others = None if self._catch_all is None else kinds.pop(self._catch_all.name)
+        self._kinds, self.returns = kinds, returns or ANYTHING
+        return None not in (*read.values(), returns)
+
+    def _type_of(self, where: str, note: Any) -> ValueType | None:
+        """None if a name in the annotation is not defined."""
+        try:
+            return value_type(note, self._function)
+        except NameError:
+            return None
+        except UnsupportedType as error:
+            raise Invalid(f"{where} cannot be stored: {error}", hint=SUPPORTED) from None
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    return value if kind is Any else records.converted(value, kind, str_keys=True)
+def _noted(note: Any) -> str:
+    """An annotation as it stands in the source, without the quotes of a postponed one."""
+    return note if isinstance(note, str) else shown_type(note)
 
 
 def _shown(parameter: inspect.Parameter) -> str:
-    """The parameter as it stands in the source, without the quotes of a postponed annotation."""
+    """The parameter as it stands in the source."""
     note = parameter.annotation
-    kind = "" if note is parameter.empty else f": {note if isinstance(note, str) else inspect.formatannotation(note)}"
+    kind = "" if note is parameter.empty else f": {_noted(note)}"
     default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
     stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
     return f"{stars}{parameter.name}{kind}{default}"
@@ -258,20 +295,20 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPush(Generic[P]):
+class TaskPush(Generic[P, T]):
     """A task function with the id and the time of the tasks that it pushes; `TaskFunction.using` makes it."""
 
     task: TaskFunction[P, Any]
-    id: str | None
+    id: str | int | None
     delay_s: float
     at: datetime | None
 
-    def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed[T]:
         """Push a task with these arguments.   Raises: as `TaskFunction.push`."""
         payload = self.task.arguments.pack(args, kwargs)
         return self.task.push_payload(payload, id=self.id, delay_s=self.delay_s, at=self.at)
 
-    def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed]:
+    def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed[T]]:
         """`push`, for coroutines: it does not block the event loop."""
         return in_order(self.push, *args, **kwargs)
 
@@ -293,6 +330,7 @@ class TaskFunction(Generic[P, R]):
         self.function = function
         self.queue = queue
         self.arguments = Arguments(function, queue.name)
+        queue.result_type = self.arguments
         if cron is None and cron_zone is not None:
             raise Invalid(f"cron_zone={cron_zone!r} has no cron", hint='give both: cron="0 3 * * *"')
         self.cron = Cron(cron, cron_zone) if cron is not None else None
@@ -319,28 +357,63 @@ class TaskFunction(Generic[P, R]):
 
     @property
     def job(self) -> Job:
-        """What a worker needs to run it. Hooks that are defined later are not called."""
+        """What a worker needs to run it. Hooks that are defined later are not called.
+
+        Raises: Invalid for an annotation that cannot be stored, and named something defined after the task.
+        """
         fleet, hooks = self._tasks.fleet, self._tasks.hooks
+        self.arguments.settle()
+        returns = self.arguments.returns
         if not hooks:
-            return Job(self.queue, self.handle, self.cron, fleet.events, fleet.presence)
-        return Job(self.queue, self._handle_hooked, self.cron, hooks, fleet.presence)
+            return Job(self.queue, self.handle, self.cron, fleet.events, fleet.presence, returns)
+        return Job(self.queue, self._handle_hooked, self.cron, hooks, fleet.presence, returns)
 
     def check(self) -> None:
         """Connect to the fleet now, instead of at first use.   Raises, Cost: see `Fleet.check`."""
         self._tasks.fleet.check()
 
-    def push(self, *args: P.args, **kwargs: P.kwargs) -> Pushed:
+    @overload
+    def push(self: TaskFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Pushed[T]: ...
+
+    @overload
+    def push(self: TaskFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> Pushed[T]: ...
+
+    def push(self: TaskFunction[P, Any], *args: P.args, **kwargs: P.kwargs) -> Pushed[Any]:
         """Push a task with these arguments: a worker runs it at least once. `using` gives the task an id or a time.
 
         Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
         """
         return self.using().push(*args, **kwargs)
 
-    def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed]:
+    @overload
+    def push_async(
+        self: TaskFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, Pushed[T]]: ...
+
+    @overload
+    def push_async(self: TaskFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed[T]]: ...
+
+    def push_async(self: TaskFunction[P, Any], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed[Any]]:
         """`push`, for coroutines: it does not block the event loop."""
         return self.using().push_async(*args, **kwargs)
 
-    def using(self, *, id: str | None = None, delay_s: float = 0.0, at: datetime | None = None) -> TaskPush[P]:
+    @overload
+    def using(
+        self: TaskFunction[P, Coroutine[Any, Any, T]],
+        *,
+        id: str | int | None = None,
+        delay_s: float = 0.0,
+        at: datetime | None = None,
+    ) -> TaskPush[P, T]: ...
+
+    @overload
+    def using(
+        self: TaskFunction[P, T], *, id: str | int | None = None, delay_s: float = 0.0, at: datetime | None = None
+    ) -> TaskPush[P, T]: ...
+
+    def using(
+        self: TaskFunction[P, Any], *, id: str | int | None = None, delay_s: float = 0.0, at: datetime | None = None
+    ) -> TaskPush[P, Any]:
         """`enrich.using(id="a.com", delay_s=60).push("a.com")`: how a task is pushed, beside its arguments.
 
         With an `id`, at most one task of that id exists. `delay_s` is how long it waits before it may run; `at` is the
@@ -353,7 +426,9 @@ class TaskFunction(Generic[P, R]):
             raise Invalid(f"the time {at} has no zone", hint="write datetime(..., tzinfo=UTC), or use delay_s")
         return TaskPush(self, id, delay_s, at)
 
-    def push_payload(self, payload: dict[str, Any], *, id: str | None, delay_s: float, at: datetime | None) -> Pushed:
+    def push_payload(
+        self, payload: dict[str, Any], *, id: str | int | None, delay_s: float, at: datetime | None
+    ) -> Pushed[Any]:
         """Push a payload that `arguments.pack` made."""
         if at is not None:
             delay_s = max(0.0, (at - self._tasks.fleet.runtime.wall()).total_seconds())
@@ -363,14 +438,34 @@ class TaskFunction(Generic[P, R]):
             run_at_once(self)
         return pushed
 
+    @overload
     def push_many(
-        self,
+        self: TaskFunction[P, Coroutine[Any, Any, T]],
         calls: Iterable[tuple[Any, ...] | dict[str, Any]],
         *,
         batch: int = 100,
-        id: str | None = None,
+        id: str | int | None = None,
         then: TaskFunction[..., Any] | None = None,
-    ) -> list[TaskHandle]:
+    ) -> list[TaskHandle[T]]: ...
+
+    @overload
+    def push_many(
+        self: TaskFunction[P, T],
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        batch: int = 100,
+        id: str | int | None = None,
+        then: TaskFunction[..., Any] | None = None,
+    ) -> list[TaskHandle[T]]: ...
+
+    def push_many(
+        self: TaskFunction[P, Any],
+        calls: Iterable[tuple[Any, ...] | dict[str, Any]],
+        *,
+        batch: int = 100,
+        id: str | int | None = None,
+        then: TaskFunction[..., Any] | None = None,
+    ) -> list[TaskHandle[Any]]:
         """Push a task for each call: a tuple of arguments, or a dict of named ones. Returns their ids, in order.
 
         Tasks are packed `batch` to an entry, which costs a fraction of single pushes. With an `id`, the same call made
@@ -409,8 +504,9 @@ class TaskFunction(Generic[P, R]):
     def _handles(self, queue: str, name: str) -> list[TaskHandle]:
         """The handles of a task, or of all tasks of a batch."""
         names = [f"{name}.{n}" for n in range(count_of(name))] if is_batch(name) else [name]
-        handles = [*map(TaskHandle, names)]
-        opened = self._tasks.fleet.queue(queue)
+        handles: list[TaskHandle] = [*map(TaskHandle, names)]
+        task = self._tasks.get(queue)  # it knows the type of its results
+        opened = self._tasks.fleet.queue(queue) if task is None else task.queue
         for handle in handles:
             handle.queue = opened
         return handles
@@ -433,7 +529,6 @@ class TaskFunction(Generic[P, R]):
 
     def _handle_hooked(self, payload: Any) -> Any:
         task = current_task()
-        assert task is not None
         ran = _Running(task.id, payload)
         _running.set(ran)
         self._tasks.hooks.run("start", TaskRun(task.queue, task.id, task.attempt, payload))

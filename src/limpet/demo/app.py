@@ -32,7 +32,6 @@ def square(n: int, kind: str = "") -> int:
     After a kill in between the task is run again and its record is put again: same key, same square.
     """
     task = limpet.current_task()
-    assert task is not None
     _note(n)
     system().sleep(WORK_S)
     if kind == "poison":
@@ -82,7 +81,6 @@ def add_up(cubes: list[int]) -> dict[str, int]:
 def cube(n: int) -> int:
     """One of the tasks that `add_cubes` waits for. One is slow at first; the demo kills its worker meanwhile."""
     task = limpet.current_task()
-    assert task is not None
     if n == SLOW_CUBE:
         task.progress(f"token {task.token}")
         if task.token == 1:

@@ -371,7 +371,7 @@ def _takeovers(screen: DemoScreen, fleet: Fleet, seen: DemoHistory) -> list[bool
 def _fan_in(screen: DemoScreen, fleet: Fleet, seen: DemoHistory) -> bool:
     """Print how the durable task ended; whether it gathered what it has pushed, in one attempt."""
     fan = fleet.queue(REPORTS).result(seen.fan_id)
-    total = fan.value["total"] if fan.ok else 0
+    total = fan.unwrap()["total"] if fan.ok else 0
     after = "never" if seen.fan_taken_s is None else f"after {seen.fan_taken_s:.1f} s"
     return screen.fact(
         "durable",

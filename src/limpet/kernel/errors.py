@@ -10,6 +10,7 @@
     ├── Unavailable      nothing was acknowledged: back off, retry
     ├── OutcomeUnknown   it may or may not have happened, or may happen yet: do not clean up
     ├── Corrupt          stored bytes are not what Limpet wrote: stop, report
+    ├── TaskFailed       the task of a result has no value: mend its cause, retry the task
     ├── Unsupported      this store or version cannot do that: use another
     └── Denied           the credentials, the role or the disk forbid it
 
@@ -24,7 +25,7 @@ from functools import partial
 
 
 class LimpetError(Exception):
-    """Base of the tree. `str(error)` is one line; `error.hint` says what to do about it, in tracebacks too."""
+    """Base of the tree. `str(error)` is one line, of a `TaskFailed` the first; `error.hint` says what to do."""
 
     default_hint = ""
 
@@ -115,6 +116,20 @@ class Corrupt(LimpetError):
     """Stored bytes are not what Limpet wrote."""
 
     default_hint = "stop, keep the object as it is, and report it"
+
+
+class TaskFailed(LimpetError):
+    """The task whose result was asked for has failed, was cancelled, or has not ended: `state` says which.
+
+    `error` and `traceback` are those of its last attempt, in the process that ran it; the message shows both.
+    """
+
+    default_hint = "`limpet queue retry` runs it again; `limpet queue show` has all of its attempts"
+    id: str = ""
+    state: str = "failed"
+    attempts: int = 0
+    error: str | None = None
+    traceback: str | None = None
 
 
 class Unsupported(LimpetError):

@@ -307,7 +307,9 @@ def derived(*parts: str | int) -> str:
 
 def check_id(id_: str) -> str:
     """The entry of a user's id.   Raises: Invalid for an id that cannot be a name, or has the form of a minted id."""
-    if not isinstance(id_, str) or RETRY_MARK in id_:
+    if not isinstance(id_, str):
+        raise Invalid(f"a task id is a text or a whole number, not {id_!r}")
+    if RETRY_MARK in id_:
         raise Invalid(f"the task id {id_!r} has a {RETRY_MARK!r}", hint="limpet marks retried tasks with it")
     if is_minted(id_):
         raise Invalid(f"the task id {id_!r} looks like one that limpet makes", hint="prefix it with a word of yours")
@@ -317,7 +319,7 @@ def check_id(id_: str) -> str:
 def entry_of(id_: str) -> str:
     """The entry that a task id names: a minted one unchanged, a user's encoded, a retried one with its mark."""
     if not isinstance(id_, str) or not id_:
-        raise Invalid(f"a task id is a non-empty string, not {id_!r}")
+        raise Invalid(f"a task id is a non-empty text or a whole number, not {id_!r}")
     base, mark, life = id_.rpartition(RETRY_MARK)
     if mark and _RETRY.fullmatch(life):
         return f"{base if is_minted(base) else segment(base)}{mark}{life}"

@@ -14,12 +14,13 @@ import math
 import re
 from collections.abc import Callable
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.models import built_part, plain_part
 from limpet.kernel.runtime import ProcessMutex, sha256
 from limpet.kernel.user_code import ended
 
@@ -57,15 +58,8 @@ YEARS = range(1970, 2500)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-def _as_text(value: Any) -> str:
-    """Encode a value of a subclass of `str`, such as the handle of a task, as text."""
-    if isinstance(value, str):
-        return str(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_as_text)
-_deterministic_encoder = msgspec.json.Encoder(enc_hook=_as_text, order="deterministic")
+_encoder = msgspec.json.Encoder(enc_hook=plain_part)
+_deterministic_encoder = msgspec.json.Encoder(enc_hook=plain_part, order="deterministic")
 _stable_encoder = msgspec.json.Encoder(
     enc_hook=lambda value: str(value) if isinstance(value, str) else None, order="deterministic"
 )
@@ -84,7 +78,7 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     found = _decoders.get(kind)
     if found is None:
         with _building:
-            found = _decoders.get(kind) or msgspec.json.Decoder(kind, strict=True)
+            found = _decoders.get(kind) or msgspec.json.Decoder(kind, strict=True, dec_hook=built_part)
             _decoders[kind] = found
     return found
 
@@ -92,16 +86,15 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
 def converted(value: Any, kind: type[T], *, str_keys: bool = False) -> T:
     """Plain values as a `kind`.   Raises: msgspec.ValidationError."""
     decoder(kind)
-    return msgspec.convert(value, kind, str_keys=str_keys)
+    return msgspec.convert(value, kind, str_keys=str_keys, dec_hook=built_part)
 
 
 encode = _encoder.encode
 """Compact UTF-8 JSON of a struct or a plain value."""
 
 
-def builtins(value: Any) -> Any:
-    """A value as the types of JSON: dicts, lists, texts, numbers.   Raises: TypeError, ValueError."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_as_text)
+builtins = partial(msgspec.to_builtins, str_keys=True, enc_hook=plain_part)
+"""A value as the types of JSON: dicts, lists, texts, numbers.   Raises: TypeError, ValueError."""
 
 
 def json_text(value: Any) -> str:

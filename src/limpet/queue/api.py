@@ -6,12 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, get_args
 
 from limpet.kernel.cell import Fence
-from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.errors import Invalid, TaskFailed, Unsupported
 from limpet.kernel.lease.decide import check_ttl
 from limpet.kernel.records import SECONDS_MAX
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T", covariant=True)
 
 Feature = Literal[
     "attempts",
@@ -116,10 +125,11 @@ def check_follower(task: object) -> None:
         raise Invalid(f"{getattr(task, '__name__', task)!r} is not a task", hint="decorate it with @fleet.task")
 
 
-class TaskHandle(str):
+class TaskHandle(str, Generic[T]):
     """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
 
-    A copy of it, a pickle, and what JSON holds of it are plain texts. (msgspec alone wants `str(handle)`.)
+    `T` is what the task returns. A copy of it, a pickle, and what JSON holds of it are plain texts. (msgspec alone
+    wants `str(handle)`.)
     """
 
     __slots__ = ("queue",)
@@ -129,11 +139,11 @@ class TaskHandle(str):
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
-    def result(self, *, wait_s: float = 0.0) -> Result:
+    def result(self, *, wait_s: float = 0.0) -> Result[T]:
         """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
         return self.queue.result(self, wait_s=wait_s)
 
-    async def result_async(self, *, wait_s: float = 0.0) -> Result:
+    async def result_async(self, *, wait_s: float = 0.0) -> Result[T]:
         """`result`, for coroutines: the event loop goes on meanwhile."""
         return await self.queue.result_async(self, wait_s=wait_s)
 
@@ -144,18 +154,19 @@ class TaskHandle(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """The answer to a push. `created` is False when the id was already taken: pending, running or ended."""
+class Pushed(Generic[T]):
+    """The answer to a push of a task that returns a `T`. `created` is False when the id was already taken: pending,
+    running or ended."""
 
     id: str
     """A `TaskHandle`, if a queue has made it."""
     created: bool
 
-    def result(self, *, wait_s: float = 0.0) -> Result:
+    def result(self, *, wait_s: float = 0.0) -> Result[T]:
         """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
         return self._handle().result(wait_s=wait_s)
 
-    async def result_async(self, *, wait_s: float = 0.0) -> Result:
+    async def result_async(self, *, wait_s: float = 0.0) -> Result[T]:
         """`result`, for coroutines: the event loop goes on meanwhile."""
         return await self._handle().result_async(wait_s=wait_s)
 
@@ -167,10 +178,10 @@ class Pushed:
         """
         return self._handle().then(task)
 
-    def _handle(self) -> TaskHandle:
+    def _handle(self) -> TaskHandle[T]:
         if not isinstance(self.id, TaskHandle):
             raise Invalid(f"the id {self.id!r} does not say in which queue it is", hint="ask queue.result(id)")
-        return self.id
+        return cast("TaskHandle[T]", self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +218,17 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(Generic[T]):
     """The outcome of a task, or that it has not ended yet.
 
-    `value` is what its handler returned; `error` and `traceback` say why it failed; `errors` are its last failed
-    attempts, oldest first.
+    `value` is what its handler returned, built by the return type of the task function that was asked; if it does not
+    fit, it is as stored, and `error` says so. `error` and `traceback` say why a task failed; `errors` are its last
+    failed attempts, oldest first.
     """
 
     id: str
     state: Outcome
-    value: Any = None
+    value: T | None = None
     error: str | None = None
     traceback: str | None = None
     worker: str | None = None
@@ -234,6 +246,36 @@ class Result:
     def ok(self) -> bool:
         """Whether it has completed."""
         return self.state == "completed"
+
+    def unwrap(self) -> T:
+        """What the handler returned.
+
+        Raises: TaskFailed with the traceback of the worker, if the task has failed; also if it was cancelled, or has
+        not ended. Invalid for a value that does not fit the return type.
+        """
+        if self.ok and self.error is None:
+            return cast(T, self.value)
+        if self.ok:
+            raise Invalid(f"task {self.id!r}: {self.error}", hint="fleet.queue(name).result(id) has it as it is stored")
+        raise _no_value(self)
+
+
+def _no_value(result: Result[Any]) -> TaskFailed:
+    """Why a task that has not completed has no value."""
+    times = "1 attempt" if result.attempts == 1 else f"{result.attempts} attempts"
+    text, hint = {
+        "failed": (
+            f"failed after {times}: {result.error}",
+            f"queue.retry({str(result.id)!r}), or `limpet queue retry`, runs it again",
+        ),
+        "cancelled": ("was cancelled", "push it again if it is to run"),
+        "unknown": (result.error or "is not there", "check the id: a result is kept for retention_s"),
+    }.get(result.state, (f"has not ended: it is {result.state}", "wait for it: result(wait_s=60)"))
+    trace = f"\n\nin the worker {result.worker}:\n{result.traceback}" if result.traceback else ""
+    failed = TaskFailed(f"task {str(result.id)!r} {text}{trace}", hint=hint)
+    failed.id, failed.state, failed.attempts = str(result.id), result.state, result.attempts
+    failed.error, failed.traceback = result.error, result.traceback
+    return failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +403,13 @@ class Claim(Protocol):
         """Release the tasks that have no verdict, running ones too, with their attempts restored (as on SIGTERM)."""
 
 
+class ResultType(Protocol):
+    """Builds the values of results."""
+
+    def built_result(self, result: Result) -> Result:
+        """The result with its value built."""
+
+
 class Queue(Protocol):
     """Tasks that are done at least once, in a directory, a bucket or SQS; `supports` says what each of them can do."""
 
@@ -380,13 +429,18 @@ class Queue(Protocol):
     def policy(self) -> Policy:
         """How this process treats the tasks that it claims."""
 
-    def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+    result_type: ResultType | None
+    """What builds the values of results; None: they stay as they are stored. A task function sets its return type."""
+
+    def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         """Add one task. Once it returns, the task is never lost. With an id, at most one task of that id exists.
 
         Raises: Invalid for a payload that is not JSON or over 256 KiB; OutcomeUnknown (push again with the same id).
         """
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> Sequence[TaskHandle]:
+    def push_many(
+        self, payloads: Iterable[Any], *, batch: int = 100, id: str | int | None = None
+    ) -> Sequence[TaskHandle]:
         """Add many tasks, packed `batch` to an entry; returns their ids, in order.
 
         With an `id`, the same call made again adds nothing, and returns the same ids, until `retention_s` after it.
@@ -430,29 +484,29 @@ class Queue(Protocol):
     def peek(self, n: int = 10) -> Sequence[Peeked]:
         """Up to `n` pending tasks, without claiming them."""
 
-    def result(self, id: str, *, wait_s: float = 0.0) -> Result:
+    def result(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """The outcome of a task, or where it is; with `wait_s`, after waiting so long at most for its end."""
 
-    def results(self, ids: Iterable[str]) -> Sequence[Result]:
+    def results(self, ids: Iterable[str | int]) -> Sequence[Result]:
         """The outcomes of many tasks, or where they are, in the order of `ids`.
 
         A task of a batch that still runs has ended here once a heartbeat of its worker says so. One whose objects
         cannot be read is `unknown`, with the reason in `error`.
         """
 
-    def wait(self, ids: Iterable[str], *, timeout_s: float) -> Sequence[Result]:
+    def wait(self, ids: Iterable[str | int], *, timeout_s: float) -> Sequence[Result]:
         """Wait until all these tasks have ended, or for `timeout_s`; then what `results` says.
 
         A failed task has ended too, and so has a cancelled one: nothing is raised for them, nor when the time is up.
         """
 
-    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+    async def push_async(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         """`push`, for coroutines: the event loop goes on meanwhile."""
 
-    async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
+    async def result_async(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """`result`, for coroutines: the event loop goes on meanwhile, and a wait holds no thread."""
 
-    def errors(self, id: str) -> Sequence[AttemptError]:
+    def errors(self, id: str | int) -> Sequence[AttemptError]:
         """The last failed attempts of a task that has not completed, oldest first."""
 
     def failed(self, n: int = 100, *, where: str | None = None, since_s: float | None = None) -> Sequence[Failure]:
@@ -466,7 +520,7 @@ class Queue(Protocol):
 
     def retry(
         self,
-        id: str | None = None,
+        id: str | int | None = None,
         *,
         all: bool = False,
         where: str | None = None,
@@ -482,7 +536,7 @@ class Queue(Protocol):
         failed in the last `since_s` seconds.   Raises: Invalid for a wrong pattern.
         """
 
-    def cancel(self, id: str) -> bool:
+    def cancel(self, id: str | int) -> bool:
         """Cancel a task that has not ended; returns whether this call ended it.
 
         No worker starts it any more. A handler that runs is not stopped by this call: its worker learns of it with its
@@ -490,7 +544,7 @@ class Queue(Protocol):
         it calls `current_task().check()`. If the handler succeeds all the same, the task has completed.
         """
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def signal(self, id: str | int, name: str, value: Any = None) -> bool:
         """Send a signal to a task, which `limpet.wait_signal` waits for; whether this call was the first of that name.
 
         Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON; Unsupported

@@ -29,6 +29,7 @@ from limpet.queue.steps import RUNNING, TaskSteps, begun, in_step
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 FOREVER_S = 10 * 366 * 86400.0
 
@@ -138,6 +139,18 @@ def sleep_async(seconds: float) -> Coroutine[Any, Any, None]:
     return begun(steps, in_whole_thread(steps.sleep, steps.take(), wait_s))
 
 
+@overload
+def gather(tasks: Iterable[TaskHandle[T]], *, timeout_s: float | None = None) -> list[Result[T]]: ...
+
+
+@overload
+def gather(tasks: Iterable[Pushed[T]], *, timeout_s: float | None = None) -> list[Result[T]]: ...
+
+
+@overload
+def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]: ...
+
+
 def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None) -> list[Result]:
     """The ends of these tasks, in their order: suspends this task until all of them have ended.
 
@@ -147,6 +160,24 @@ def gather(tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = No
     Cost: 1 HEAD for a look while the first of them runs, else 1 GET for each entry; 1 PUT at the end.
     """
     return _gathering(tasks, timeout_s)[1]()
+
+
+@overload
+def gather_async(
+    tasks: Iterable[TaskHandle[T]], *, timeout_s: float | None = None
+) -> Coroutine[Any, Any, list[Result[T]]]: ...
+
+
+@overload
+def gather_async(
+    tasks: Iterable[Pushed[T]], *, timeout_s: float | None = None
+) -> Coroutine[Any, Any, list[Result[T]]]: ...
+
+
+@overload
+def gather_async(
+    tasks: Iterable[TaskHandle | Pushed], *, timeout_s: float | None = None
+) -> Coroutine[Any, Any, list[Result]]: ...
 
 
 def gather_async(

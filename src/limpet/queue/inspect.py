@@ -39,7 +39,7 @@ from limpet.kernel.store.api import Stat
 from limpet.queue.api import AttemptError, Failure, Notice, Peeked, Result, Stats
 from limpet.queue.count import Folder, QueueCount
 from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt, read_content, read_task
-from limpet.queue.results import TaskResults, plain_value
+from limpet.queue.results import TaskResults, plain_id, plain_value
 from limpet.queue.rows import TaskRow, with_lease
 from limpet.queue.standstill import StandstillCheck
 from limpet.queue.summary import FailedReceipts, count_leases, stats_fields
@@ -305,13 +305,13 @@ class Inspection(TaskResults):
                         "error": receipt.error,
                     }
 
-    def describe(self, id_: str) -> dict[str, Any] | None:
+    def describe(self, id_: str | int) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
         For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
         for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
-        result = self.result(id_)
+        result = self.result(id_ := plain_id(id_))
         facts = {"id": result.id, "state": result.state}
         if result.id != id_:
             facts["asked_for"] = id_

@@ -57,7 +57,7 @@ from limpet.queue.entry import (
 from limpet.queue.finish import CANCELLED, finish_cancelled, reject_entry, unclaimed_receipt
 from limpet.queue.inspect import Inspection
 from limpet.queue.push import Pusher
-from limpet.queue.results import next_life
+from limpet.queue.results import next_life, plain_id
 from limpet.queue.sweep import Sweeper
 
 
@@ -72,7 +72,7 @@ class Operating(Inspection):
 
     def retry(
         self,
-        id: str | None = None,
+        id: str | int | None = None,
         *,
         all: bool = False,
         where: str | None = None,
@@ -93,7 +93,7 @@ class Operating(Inspection):
             return [self._retry(key, seen, from_scratch=from_scratch) for key, seen in chosen]
         if where is not None or since_s is not None:
             raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
-        key = self._keys.failed_of(entry_of(id))
+        key = self._keys.failed_of(entry_of(id := plain_id(id)))
         seen = self.storage.receipt(key).read()
         if seen is None or self.completed(id, gone=True) is not None:
             raise Missing(f"there is no failed task {id!r}", hint="`limpet queue ls --failed` shows them")
@@ -221,9 +221,9 @@ class Operating(Inspection):
             return
         self._store.put(copy, blob.data, when=Match(stored.version))
 
-    def cancel(self, id: str) -> bool:
+    def cancel(self, id: str | int) -> bool:
         """Cost: 1 PUT (1 GET + 1 PUT if it is claimed), 1 GET, 1 PUT, 2 DELETEs."""
-        entry = entry_of(id)
+        entry = entry_of(id := plain_id(id))
         if batch_of(id):
             raise Invalid(f"{id!r} is part of a batch, which is cancelled as a whole", hint="cancel the batch's entry")
         if self.storage.ended(entry):
@@ -237,7 +237,7 @@ class Operating(Inspection):
             self._cancel_scheduled(entry, key)
         return True
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def signal(self, id: str | int, name: str, value: Any = None) -> bool:
         """Put the signal, then wake the task if it waits for it.
 
         A task that suspends itself has looked for the signal before; if it came in between, the first look finds it.
@@ -245,7 +245,7 @@ class Operating(Inspection):
         Cost: 2 HEADs, 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it.
         Crash: the signal is there, or it is not. A task that waits for it finds it within a minute.
         """
-        part = batch_of(id)
+        part = batch_of(id := plain_id(id))
         entry, n = part or (entry_of(id), 0)
         storage = self.storage
         data = value_bytes(value, "the value of a signal")

@@ -19,6 +19,7 @@ from limpet.queue.durable import arguments_digest
 from limpet.queue.entry import PushedStep, encoded_payload
 from limpet.queue.operating import Operating
 from limpet.queue.push import Pusher
+from limpet.queue.results import plain_id
 from limpet.queue.steps import RUNNING, in_order
 from limpet.queue.storage import Journal, Storage
 from limpet.queue.tracing import OTEL, span
@@ -55,9 +56,10 @@ class BucketQueue(Claiming, Operating):
     def __repr__(self) -> str:
         return f"<queue {self.name!r} ({self.provider})>"
 
-    def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+    def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         """Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
         data = encoded_payload(payload, self._payload_type)
+        id = id if id is None or isinstance(id, str) else plain_id(id)
         steps = RUNNING.get()
         if steps is not None and steps.numbers_push(has_id=id is not None):
             push = partial(self._push_step, data, id, delay_s)
@@ -84,8 +86,9 @@ class BucketQueue(Claiming, Operating):
         pushed = self._push(data, id=id_, delay_s=delay_s, name=name, fresh=fresh, caller=caller)
         return PushedStep(id=pushed.id, created=pushed.created)
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | int | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
+        id = id if id is None or isinstance(id, str) else plain_id(id)
         steps = RUNNING.get()
         if steps is not None:
             payloads = [*payloads]  # in a task the iterable may ask for steps itself
@@ -121,7 +124,9 @@ class BucketQueue(Claiming, Operating):
         entries = self._push_many(encoded, batch=batch, caller=caller, **about)
         return PushedStep(entries=entries)
 
-    def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Coroutine[Any, Any, Pushed]:
+    def push_async(
+        self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0
+    ) -> Coroutine[Any, Any, Pushed]:
         return in_order(self.push, payload, id=id, delay_s=delay_s)
 
     def _handle(self, id_: str) -> TaskHandle:

@@ -17,7 +17,7 @@ from limpet.kernel.keys import Key, batch_of, entry_of, is_batch, parts_of_sched
 from limpet.kernel.runtime import Runtime, in_thread, pause
 from limpet.kernel.store.api import Blob
 from limpet.kernel.waiting import naps
-from limpet.queue.api import AttemptError, Outcome, Result
+from limpet.queue.api import AttemptError, Outcome, Result, ResultType
 from limpet.queue.decide import attempt_errors, attempts_in, attempts_of, completion, errors_of, first_done, lists_done
 from limpet.queue.entry import NOTHING, EntryLease, Part, Receipt
 from limpet.queue.look import LookSchedule
@@ -99,13 +99,15 @@ class ResultWait:
 class TaskResults:
     """The methods of a queue that tell how tasks ended."""
 
+    result_type: ResultType | None = None
+
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._store = storage.store
         self._keys = storage.keys
         self._runtime = storage.runtime
 
-    def result(self, id: str, *, wait_s: float = 0.0) -> Result:
+    def result(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """For a retried task: the result of its last retry. A task that is done in a running batch has ended.
 
         Cost: 1 GET for a completed task, up to 5 GETs and 2 HEADs else; with `wait_s`, that of `wait` before.
@@ -114,9 +116,9 @@ class TaskResults:
             found = self.wait([id], timeout_s=wait_s)[0]
             if found.ready:
                 return found
-        return self._answer(self._result(plain_id(id), alone=True))
+        return self._built(self._answer(self._result(plain_id(id), alone=True)))
 
-    async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
+    async def result_async(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """Cost: that of `result`."""
         if wait_s:
             waiting = self._waiting([id], wait_s)
@@ -128,7 +130,7 @@ class TaskResults:
                 return found
         return await in_thread(self.result, id)
 
-    def wait(self, ids: Iterable[str], *, timeout_s: float) -> list[Result]:
+    def wait(self, ids: Iterable[str | int], *, timeout_s: float) -> list[Result]:
         """Cost: that of `results` at the end; before that, a poll takes 2 GETs for each single task that has not ended,
         and 2 GETs + 1 HEAD for each batch. In a bucket it polls after 0.2 s, and then less often, down to every 2 s;
         elsewhere when the change token differs, and every 2 s.
@@ -138,7 +140,7 @@ class TaskResults:
             pass
         return waiting.results()
 
-    def _waiting(self, ids: Iterable[str], timeout_s: float) -> ResultWait:
+    def _waiting(self, ids: Iterable[str | int], timeout_s: float) -> ResultWait:
         if not timeout_s >= 0:
             raise Invalid(f"a wait must not be negative, and is {timeout_s:g} s")
         until_s = self._runtime.elapsed_s() + timeout_s
@@ -149,7 +151,7 @@ class TaskResults:
         tokens = [*map(self._store.change_token, (self._keys.pending, self._keys.scheduled, self._keys.root))]
         return None if None in tokens[:2] else " ".join(map(str, tokens))
 
-    def results(self, ids: Iterable[str]) -> list[Result]:
+    def results(self, ids: Iterable[str | int]) -> list[Result]:
         """A failed task of a batch that still runs is known by the last heartbeat.
 
         Cost: 1 GET for each completed entry: for a whole batch, if none of its tasks failed; in bulk.
@@ -158,12 +160,15 @@ class TaskResults:
         """
         wanted = [*map(plain_id, ids)]
         found = self._answers({id_: self._result(id_) for id_ in wanted}, _unread)
-        return [found[id_] for id_ in wanted]
+        return [self._built(found[id_]) for id_ in wanted]
+
+    def _built(self, result: Result) -> Result:
+        return result if self.result_type is None else self.result_type.built_result(result)
 
     def ended(self, ids: Iterable[str]) -> dict[str, Result]:
         """The results of those that have ended.   Cost: see `BucketQueue.wait`."""
         found = self._answers({id_: self._result(id_, anywhere=False) for id_ in sorted(ids)}, _unread)
-        return {id_: result for id_, result in found.items() if result.ready or result.error}
+        return {id_: self._built(result) for id_, result in found.items() if result.ready or result.error}
 
     def _answer(self, question: Reads[T]) -> T:
         """Read what it asks for, one after another."""
@@ -291,9 +296,9 @@ class TaskResults:
         value = plain_value(data, f"the result of {id_!r}")
         return Result(id_, "completed", value, worker=record.label, attempts=max(1, attempts_of(record, n)))
 
-    def errors(self, id: str) -> tuple[AttemptError, ...]:
+    def errors(self, id: str | int) -> tuple[AttemptError, ...]:
         """Those of a task that waits are in its lease.   Cost: 1 GET; for a task that has ended up to 4."""
-        part = batch_of(id)
+        part = batch_of(id := plain_id(id))
         entry, n = part or (entry_of(id), 0)
         seen = self.storage.lease(entry).read()
         if seen is not None and n in seen.value.errors:
@@ -385,9 +390,11 @@ class TaskResults:
         return [stat.key for stat in listing if (found := parts_of_scheduled(stat.key)) and found[1] == entry]
 
 
-def plain_id(id_: str) -> str:
-    """The text of a handle.   Raises: Invalid for anything else."""
-    return str(id_) if isinstance(id_, str) else entry_of(id_)
+def plain_id(id_: str | int) -> str:
+    """The text of a handle, or of a number.   Raises: Invalid for anything else."""
+    if isinstance(id_, bool) or not isinstance(id_, str | int):
+        raise Invalid(f"a task id is a text or a whole number, not {id_!r}")
+    return str(id_)
 
 
 def next_life(id_: str, retried_as: str) -> str:

@@ -24,6 +24,7 @@ from limpet.queue.entry import (
     GatheredTask,
     value_bytes,
 )
+from limpet.queue.value_types import ANYTHING, UnsupportedType, ValueType, return_type
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -57,6 +58,12 @@ def results_in_order(handles: Sequence[TaskHandle]) -> list[Result]:
     return [found[n] for n in range(len(handles))]
 
 
+def built_result(handle: TaskHandle, result: Result) -> Result:
+    """The result of a task with its value built as its queue builds results."""
+    kind = handle.queue.result_type
+    return result if kind is None else kind.built_result(result)
+
+
 def gathered_bytes(results: Sequence[Result], digest: str) -> bytes:
     """The ends of tasks as a gather records them: without results if these are too large, then with short errors, and
     at last without errors."""
@@ -81,47 +88,18 @@ def gathered_bytes(results: Sequence[Result], digest: str) -> bytes:
     return data
 
 
-class _Note:
-    """Holds one annotation for `typing.get_type_hints`, so that one that cannot be read does not affect the others."""
-
-    def __init__(self, note: Any) -> None:
-        self.__annotations__ = {"it": note}
-
-
-def known_type(note: Any, names: dict[str, Any]) -> Any:
-    """The annotation, if msgspec can build that type from JSON; else Any."""
-    if note is inspect.Parameter.empty:
-        return Any
+def step_type(function: Callable[..., Any]) -> ValueType:
+    """What a step returns, by its function's annotation. A value of a type that cannot be built stays plain."""
     try:
-        kind = typing.get_type_hints(_Note(note), names, include_extras=True)["it"]
-        described = msgspec.inspect.type_info(kind)
-    except (AttributeError, NameError, SyntaxError, TypeError):
-        return Any
-    return Any if _has_custom(described, set()) else kind
-
-
-def _has_custom(part: Any, seen: set[int]) -> bool:
-    if isinstance(part, msgspec.inspect.CustomType):
-        return True
-    if id(part) in seen:
-        return False
-    seen.add(id(part))
-    if isinstance(part, tuple):
-        return any(_has_custom(each, seen) for each in part)
-    if isinstance(part, msgspec.Struct):
-        return any(_has_custom(getattr(part, name), seen) for name in part.__struct_fields__)
-    return False
+        return return_type(function)
+    except (NameError, UnsupportedType):
+        return ANYTHING
 
 
 def typed_value(data: bytes | msgspec.Raw, function: Callable[..., Any], name: str) -> Any:
     """A recorded value as the function's return type.   Raises: Invalid if it does not fit."""
-    plain = json_value(msgspec.Raw(data))
-    note = getattr(inspect.unwrap(function), "__annotations__", {}).get("return", inspect.Parameter.empty)
-    kind = known_type(note, getattr(inspect.unwrap(function), "__globals__", {}))
-    if kind is Any:
-        return plain
     try:
-        return records.converted(plain, kind, str_keys=True)
+        return step_type(function).built(json_value(msgspec.Raw(data)))
     except msgspec.ValidationError as error:
         raise Invalid(f"what step {name!r} returned does not fit its annotation: {error}") from None
 

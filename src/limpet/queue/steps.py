@@ -50,7 +50,14 @@ from limpet.queue.entry import (
     Suspension,
     is_of,
 )
-from limpet.queue.step_values import UNREADABLE, decoded_value, gathered_bytes, json_value, results_in_order
+from limpet.queue.step_values import (
+    UNREADABLE,
+    built_result,
+    decoded_value,
+    gathered_bytes,
+    json_value,
+    results_in_order,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -318,15 +325,18 @@ class TaskSteps:
             raise Fail(f"step {number} gathered other tasks, or the same ones in another order: {CHANGED}")
         values = {} if gathered.values else self._values(number, handles, gathered)
         return [
-            Result(
-                str(id_),
-                each.state,
-                json_value(each.value) if gathered.values else values.get(str(id_)),
-                error=each.error,
-                attempts=each.attempts,
-                worker=each.worker,
+            built_result(
+                handle,
+                Result(
+                    str(handle),
+                    each.state,
+                    json_value(each.value) if gathered.values else values.get(str(handle)),
+                    error=each.error,
+                    attempts=each.attempts,
+                    worker=each.worker,
+                ),
             )
-            for id_, each in zip(handles, gathered.tasks, strict=True)
+            for handle, each in zip(handles, gathered.tasks, strict=True)
         ]
 
     def _values(self, number: int, handles: Sequence[TaskHandle], gathered: GatheredStep) -> dict[str, Any]:
@@ -338,7 +348,7 @@ class TaskSteps:
         found = results_in_order(done)
         if gone := next((each.id for each in found if not each.ok), None):
             raise Fail(f"step {number} gathered {gone!r}, whose result is gone: a receipt lasts for retention_s")
-        return {each.id: each.value for each in found}
+        return {each.id: records.builtins(each.value) for each in found}
 
     def _ends(self, number: int, handles: Sequence[TaskHandle], left: float | None) -> list[Result]:
         """How the tasks have ended.   Raises: Suspend.   Cost: 1 HEAD while the first of them has not, else that of

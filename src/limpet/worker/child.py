@@ -57,7 +57,7 @@ from limpet.worker.protocol import (
     WorkerOrder,
     encode_line,
 )
-from limpet.worker.runner import Job, current_task
+from limpet.worker.runner import Job, task_or_none
 from limpet.worker.worker import Worker
 
 TICK_S = 0.25
@@ -460,7 +460,7 @@ class _LogForward(logging.Handler):
         self._label = label
 
     def emit(self, record: logging.LogRecord) -> None:
-        task = current_task()
+        task = task_or_none()
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError) as error:
@@ -494,7 +494,7 @@ def set_up_logging(forward: logging.Handler, label: str, *, everything: bool) ->
 
     def with_task(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        task = current_task()
+        task = task_or_none()
         record.limpet_task = task.id if task else ""
         record.limpet_queue = task.queue if task else ""
         record.limpet_attempt = task.attempt if task else 0

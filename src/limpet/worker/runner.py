@@ -25,6 +25,7 @@ from limpet.queue.api import Claim, Queue, Retry, Task
 from limpet.queue.claim import EntryClaim, EntryTask, apply_error
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.queue.tracing import OTEL, TaskSpan, span
+from limpet.queue.value_types import ANYTHING, ValueType
 from limpet.worker.coroutines import EventLoop
 from limpet.worker.limits import Permits, Rate
 from limpet.worker.protocol import ROUTINE, EventKind, InterruptWatch, TaskCounts, WorkerEvent
@@ -40,7 +41,7 @@ class Job:
     """A queue and the function that handles its payloads. A coroutine that `handle` returns is awaited.
 
     `cron` says when tasks are pushed by the clock; `events` receives an event for every task that ran; `presence`:
-    whether the process that works on it may show that it is alive.
+    whether the process that works on it may show that it is alive; `returns`: the type of the results.
     """
 
     queue: Queue
@@ -48,6 +49,7 @@ class Job:
     cron: Cron | None = None
     events: EventSink | None = None
     presence: bool = True
+    returns: ValueType = ANYTHING
 
 
 class WorkerReport:
@@ -173,8 +175,16 @@ class RunningTask:
 _current: ContextVar[RunningTask | None] = ContextVar("limpet_current_task", default=None)
 
 
-def current_task() -> RunningTask | None:
-    """The task that this code runs for; None in a plain call of the function."""
+def current_task() -> RunningTask:
+    """The task that this code runs for.   Raises: Invalid outside of a task, as in a plain call of the function."""
+    task = _current.get()
+    if task is None:
+        raise Invalid("no task runs here", hint="push the task; in a test run it by limpet.testing: eager, or drain")
+    return task
+
+
+def task_or_none() -> RunningTask | None:
+    """The task that this code runs for; None outside of a task."""
     return _current.get()
 
 
@@ -406,7 +416,7 @@ class Runner:
 
     def _record(self, now: _ActiveTask, value: Any, error: BaseException | None) -> None:
         if error is None:
-            stored, note = record_done(now.task, value)
+            stored, note = record_done(now.task, value, now.job.returns)
             if stored and note:
                 self._say(now, "warning", note=note)
             if stored:

@@ -6,11 +6,13 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from limpet.kernel import records
+from msgspec import ValidationError
+
 from limpet.kernel.errors import Invalid, LeaseLost, Unsupported
 from limpet.kernel.user_code import one_line, text_of
 from limpet.queue.api import Fail, Retry, Task
 from limpet.queue.steps import Suspend
+from limpet.queue.value_types import ANYTHING, ValueType, shown_type
 
 TRACE_BYTES_MAX = 8 * 1024
 INTERRUPTED = "a signal has interrupted the handler"
@@ -64,19 +66,22 @@ def end_of(error: BaseException | None, suspended: Suspend | None) -> BaseExcept
     return error if error is not None else suspended
 
 
-def record_done(task: Task, value: Any) -> tuple[bool, str]:
+def record_done(task: Task, value: Any, returns: ValueType = ANYTHING) -> tuple[bool, str]:
     """Record that the task is done, with its result; whether that was stored, and what is to be said about it.
 
-    A result that cannot be stored is a failure of the task, and is recorded as one. Where the queue keeps no results
-    (SQS) it is left out, and the text says so.   Raises: LimpetError if the store fails.
+    A result that cannot be stored, or does not fit what the function `returns`, is a failure of the task, and is
+    recorded as one. Where the queue keeps no results (SQS) it is left out, and the text says so.
+    Raises: LimpetError if the store fails.
     """
     try:
-        task.done(None if value is None else records.builtins(value))
+        task.done(None if value is None and returns.takes_none else returns.stored(value))
     except Unsupported as error:
         task.done()
         return True, f"done without its result: {error}"
     except Invalid as error:
         note = f"{UNSTORABLE}: {error}"
+    except ValidationError as error:
+        note = f"the handler returned, but its result does not fit {shown_type(returns.kind)}: {error}"
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         note = f"{UNSTORABLE}: {one_line(error)}"
     else:

@@ -226,7 +226,7 @@ def test_two_nodes_that_complete_one_batch_each_keep_their_answer(fleet: Fleet) 
         told.ask()
     c.down(fresh=True)
     told.ask()
-    assert {owner: found.value["by"] for owner, found in told.answers.items()} == {
+    assert {owner: found.unwrap()["by"] for owner, found in told.answers.items()} == {
         "a.w": "a.w",
         "b.w": "b.w",
         "c.w": "a.w",  # the first of which it heard: it reads the logs of a first

@@ -36,6 +36,7 @@ from limpet.queue.api import (
     Policy,
     Pushed,
     Result,
+    ResultType,
     Stats,
     TaskHandle,
     need,
@@ -116,6 +117,8 @@ class SqsQueue:
 
     provider = "sqs"
 
+    result_type: ResultType | None = None
+
     def __init__(
         self,
         client: SqsClient,
@@ -156,7 +159,7 @@ class SqsQueue:
         """How long a message is hidden at a time: SQS counts whole seconds."""
         return math.ceil(self.policy.ttl_s)
 
-    def push(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+    def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         """Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push
         again); OutcomeUnknown (it may be there; pushing again may make two of it).
         Cost: 1 request.   Crash: the task is there, or it is not.
@@ -175,10 +178,10 @@ class SqsQueue:
         check(f"queue {self.name!r}: not pushed", ["the task"], refused)
         return Pushed(self._handles([task])[0], True)
 
-    async def push_async(self, payload: Any, *, id: str | None = None, delay_s: float = 0.0) -> Pushed:
+    async def push_async(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         return await in_thread(self.push, payload, id=id, delay_s=delay_s)
 
-    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | None = None) -> list[TaskHandle]:
+    def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | int | None = None) -> list[TaskHandle]:
         """Each task is one message; a request carries at most `batch` of them, and at most ten.
 
         Raises: Invalid before anything is sent; Unavailable or OutcomeUnknown, with the places in `payloads` of the
@@ -302,23 +305,23 @@ class SqsQueue:
         """Raises: Unsupported: SQS shows a message only by delivering it."""
         self.refuse("peek")
 
-    def result(self, id: str, *, wait_s: float = 0.0) -> Result:
+    def result(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """Raises: Unsupported: SQS forgets what has ended."""
         self.refuse("results")
 
-    async def result_async(self, id: str, *, wait_s: float = 0.0) -> Result:
+    async def result_async(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """Raises: Unsupported, as `result`."""
         return self.result(id, wait_s=wait_s)
 
-    def results(self, ids: Iterable[str]) -> Sequence[Result]:
+    def results(self, ids: Iterable[str | int]) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""
         self.refuse("results")
 
-    def wait(self, ids: Iterable[str], *, timeout_s: float) -> Sequence[Result]:
+    def wait(self, ids: Iterable[str | int], *, timeout_s: float) -> Sequence[Result]:
         """Raises: Unsupported: SQS forgets what has ended."""
         self.refuse("results")
 
-    def errors(self, id: str) -> Sequence[AttemptError]:
+    def errors(self, id: str | int) -> Sequence[AttemptError]:
         """Raises: Unsupported: SQS has no place for the error of an attempt."""
         self.refuse("results")
 
@@ -334,7 +337,7 @@ class SqsQueue:
 
     def retry(
         self,
-        id: str | None = None,
+        id: str | int | None = None,
         *,
         all: bool = False,
         where: str | None = None,
@@ -360,7 +363,7 @@ class SqsQueue:
         try:
             while (id is None or not moved) and (messages := self._look_at_failed(kept)):
                 kept |= {message.id: message for message in messages}
-                for message in self._move(messages, id, moved):
+                for message in self._move(messages, None if id is None else str(id), moved):
                     del kept[message.id]
         finally:
             left = [message.receipt for message in kept.values()]
@@ -371,11 +374,11 @@ class SqsQueue:
             raise Missing(f"queue {self.name!r} has no failed task {id!r}")
         return [*moved.values()]
 
-    def cancel(self, id: str) -> bool:
+    def cancel(self, id: str | int) -> bool:
         """Raises: Unsupported: SQS cannot find a message by its task."""
         self.refuse("cancel")
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def signal(self, id: str | int, name: str, value: Any = None) -> bool:
         """Raises: Unsupported: SQS has no place for a signal."""
         self.refuse("steps")
 
