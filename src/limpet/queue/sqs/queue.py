@@ -27,6 +27,7 @@ from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
 from limpet.kernel.waiting import attempts
 from limpet.queue.api import (
+    FAILED_BY_COMMAND,
     AttemptError,
     EmptyClaim,
     Failure,
@@ -378,7 +379,11 @@ class SqsQueue:
         """Raises: Unsupported: SQS cannot find a message by its task."""
         self.refuse("cancel")
 
-    def signal(self, id: str | int, name: str, value: Any = None) -> bool:
+    def fail(self, id: str | int, error: str = FAILED_BY_COMMAND) -> bool:
+        """Raises: Unsupported: SQS cannot find a message by its task."""
+        self.refuse("cancel")
+
+    def signal(self, id: str | int, name: str, value: Any = None, *, early: bool = False) -> bool:
         """Raises: Unsupported: SQS has no place for a signal."""
         self.refuse("steps")
 
