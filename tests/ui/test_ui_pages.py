@@ -16,7 +16,7 @@ from limpet.kernel.runtime import system
 from limpet.queue import summary
 from limpet.queue.claim import EntryClaim
 from limpet.testing import drain
-from limpet.ui import facts
+from limpet.ui import facts, receipts
 from limpet.ui import server as ui_server
 from support.catalog import append
 from support.costs import plus, requests
@@ -143,7 +143,7 @@ def test_cost_of_a_queue_page_and_unreadable_receipts_are_passed_over_and_counte
 
 
 def test_more_failures_than_are_read(serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "FAILED_READ", 3)
+    monkeypatch.setattr(receipts, "FAILED_READ", 3)
     fail_some(fleet)
     found = serve(fleet).get("queue", "enrich").json
     assert (found["failed_read"], found["failed_more"]) == (3, True)
