@@ -24,6 +24,7 @@ from limpet.queue import BucketQueue, Fail, Policy, Result, Task, decide
 from limpet.queue.calls import gather, sleep, step, version, wait_signal
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of, lists_done
+from limpet.queue.durable import CODE_MIN_S
 from limpet.queue.entry import EntryLease, Receipt, StepRecord
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from sim.actors import Actor, Actors, Nemesis, RunPlan, Settings, Turns, steps
@@ -51,8 +52,10 @@ LATE_S = 300.0
 DELAY_S = 2_000.0
 """How long users delay durable tasks, at most: some still wait when what was sent to them is old enough for a sweep."""
 
-OTHER = " is recorded as step "
-"""What a task is told whose steps were made by another version of its program."""
+NEWER, OLDER = "newer", "older"
+"""The versions of the program, where there are two."""
+TRY_SLACK_S = 60.0
+"""How much earlier a task that waits for code may be tried than its pause says: clocks differ."""
 DOZE_S = 400.0
 """How long a process sleeps inside of a step, at most: its task may have ended by then."""
 
@@ -71,6 +74,7 @@ class FlowRun:
     n: int
     token: int
     attempt: int
+    code: str = ""
     ended: str = ""
 
 
@@ -150,6 +154,8 @@ class DurableActors(Actors):
         """Whether durable tasks ask for steps in threads beside their own, after a wait."""
         self.reordered = plan.mixed_versions and chance(71) < 0.5
         """Whether the later version of the program makes the same steps in another order."""
+        self.fails = chance(76) < 0.15
+        """Whether users end tasks as failed that no worker holds."""
         self.policy = Policy(max_attempts=2 + int(chance(62) * 2), ttl_s=plan.ttl_s, backoff_s=1.0, durable=True)
 
     @staticmethod
@@ -158,6 +164,7 @@ class DurableActors(Actors):
         if world.chance(70) >= 0.25:
             return {}
         shares = {(decide, name): FULL_BYTES for name in ("SUSPENSIONS_BYTES_MAX", "ERRORS_BYTES_MAX")}
+        shares |= {(decide, name): 100 for name in ("TRACEBACK_CHARS_MAX", "ATTEMPT_TRACE_CHARS_MAX")}
         return {**shares, (records, "RECORD_BYTES_MAX"): FULL_RECORD_BYTES}
 
     def act(self) -> None:
@@ -188,16 +195,24 @@ class DurableActor(Actor):
         self.flows = BucketQueue(store, FLOW, runtime, policy=actors.policy)
         plain = Policy(max_attempts=2, ttl_s=actors.policy.ttl_s, backoff_s=1.0)
         self.parts = BucketQueue(store, PART, runtime, policy=plain)
+        self.run_program(newer=process.newer)
         if actors.crowded:
             # As if thousands rested: a page shows few objects, and few leases are read before the others.
             for queue in (self.flows, self.parts):
                 queue.discovery.pages.size, queue.discovery.leases_a_page = 6, 2
+
+    def run_program(self, *, newer: bool) -> None:
+        """This process has that version of the program."""
+        self.process.newer = newer
+        if self.actors.reordered:
+            self.flows.storage.code = NEWER if newer else OLDER
 
     def turns(self) -> Turns:
         operator: Turns = [(0.08, self.retry_failed), (0.03, self.cancel), (0.04, self.sweep)]
         return [
             *(operator if self.actors.operators else []),
             *([(0.12, self.push_many)] if self.actors.many else []),
+            *([(0.05, self.fail)] if self.actors.fails else []),
             (0.14, self.push),
             (0.08, self.send_signal),
             (0.28, partial(self.work, self.parts)),
@@ -237,6 +252,11 @@ class DurableActor(Actor):
             part = batch_of(id_)
             self.flows.cancel(part[0] if part else id_)
 
+    def fail(self) -> None:
+        """An operator ends a durable task as failed, if no worker holds it."""
+        if self.model.pushed:
+            self.flows.fail(self.model.pushed[int(self.chance() * len(self.model.pushed))])
+
     def sweep(self) -> None:
         """An operator tidies up."""
         self.flows.sweep()
@@ -275,17 +295,19 @@ class DurableActor(Actor):
         """Run a durable task, as a worker does."""
         part = batch_of(task.id)
         now = self.world.now_s
-        run = FlowRun(now, self.process.name, task.id, claim.entry, part[1] if part else 0, claim.token, task.attempt)
+        n, code = part[1] if part else 0, self.flows.storage.code
+        run = FlowRun(now, self.process.name, task.id, claim.entry, n, claim.token, task.attempt, code)
         self.model.runs.append(run)
         token = RUNNING.set(TaskSteps(self.flows, task))
         try:
             value = self.flow(task, run)
         except Suspend as error:
             run.ended = "sleeps" if error.suspension.reason.startswith("sleeping") else "suspended"
+            run.ended = "waits for code" if error.suspension.codes else run.ended
             task.suspend(error.wait_s, error.suspension)
         except Fail as error:
             run.ended = "failed"
-            if "it is to fail" not in str(error) and not (self.actors.reordered and OTHER in str(error)):
+            if "it is to fail" not in str(error):
                 raise Violation(f"{task.id} failed: {error}") from None
             task.fail(str(error))
         except LimpetError as error:
@@ -438,6 +460,8 @@ class DurableActor(Actor):
             for queue in (self.parts, self.flows):
                 with suppress(OutcomeUnknown, Unavailable):
                     self.work(queue)
+            if self.actors.reordered:
+                self.run_program(newer=self.chance() < 0.5)  # some tasks were begun by the one, some by the other
             if self.chance() < 0.3:
                 with suppress(*self.expected):
                     self.send_signal()
@@ -462,6 +486,7 @@ def check_durable(bucket: Bucket, plan: RunPlan, model: DurableModel) -> None:
     _ends_are_those_of_the_tasks(bucket, model)
     _suspensions_are_not_charged(bucket, model)
     if plan.sane_clocks:
+        _tries_for_code_are_rare(bucket, model)
         _sleeps_last_as_long_as_they_should(bucket, plan, model)
 
 
@@ -606,6 +631,25 @@ def _sleeps_last_as_long_as_they_should(bucket: Bucket, plan: RunPlan, model: Du
             raise Violation(
                 f"{run.who} suspended {run.id} in a sleep of {wait_s:g} s, {run.at_s - recorded_s:.0f} s old"
             )
+
+
+def _tries_for_code_are_rare(bucket: Bucket, model: DurableModel) -> None:
+    """A task that waits for code is not tried by the code that did not fit before its pause is over."""
+    written: dict[tuple[str, int], tuple[float, EntryLease]] = {}
+    for applied, record in _leases(bucket):
+        if record.state is State.FREE:
+            written.setdefault((applied.entry, record.token), (applied.at_s, record))
+    for run in model.runs:
+        at_s, before = written.get((run.entry, run.token - 1), (run.at_s, None))
+        each = None if before is None else before.suspended.get(run.n)
+        if each is not None and run.code and run.code in each.codes and run.at_s < at_s + CODE_MIN_S - TRY_SLACK_S:
+            tried = any(
+                other.ended == "waits for code"
+                and (other.entry, other.n, other.token) == (run.entry, run.n, run.token - 1)
+                for other in model.runs
+            )
+            if tried:
+                raise Violation(f"{run.who} tried {run.id} again after {run.at_s - at_s:.0f} s with the same code")
 
 
 def _names(record: bytes, name: str) -> bool:

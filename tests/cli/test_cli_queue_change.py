@@ -183,7 +183,8 @@ def test_a_retry_of_a_durable_task_keeps_its_steps_unless_it_starts_from_scratch
 
 
 def test_signal(here: Here, queue: Queue) -> None:
-    assert _run(here, "signal", "enrich", "c", "approved", '{"by": "ann"}') == "'c' gets 'approved'\n"
+    sent = _run(here, "signal", "enrich", "c", "approved", '{"by": "ann"}')
+    assert sent == "sent; 'c' does not wait for 'approved' yet\n"
     again = here("queue", "signal", "enrich", "c", "approved")
     assert (again.code, again.out) == (1, "")
     assert again.err == "'approved' was sent to 'c' before, and the first one counts; nothing was changed\n"
@@ -204,6 +205,30 @@ def test_signal(here: Here, queue: Queue) -> None:
 
     drain(fleet)
     assert seen == [{"by": "ann"}]
+
+
+def test_a_misspelt_signal_is_answered_with_the_name_that_the_task_waits_for(here: Here, queue: Queue) -> None:
+    fleet = limpet.open()
+
+    @fleet.task("enrich")
+    def enrich(n: str) -> str:
+        return f"{limpet.wait_signal('approved')}"
+
+    drain(fleet)
+    wrong = here("queue", "signal", "enrich", "c", "aproved")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "task 'c' does not wait for the signal 'aproved': it waits for 'approved'" in wrong.err
+    assert "'paid' yet" in _run(here, "signal", "enrich", "c", "paid", "--early")
+    assert _run(here, "signal", "enrich", "c", "approved", '"ann"') == "'c' gets 'approved'\n"
+
+
+def test_fail(here: Here, queue: Queue) -> None:
+    assert _run(here, "fail", "enrich", "c", "--error", "withdrawn") == "'c' is failed\n"
+    assert queue.result("c").error == "withdrawn"
+    again = here("queue", "fail", "enrich", "c")
+    assert (again.code, again.out) == (1, "")
+    assert again.err == "'c' has ended already; nothing was changed: limpet queue show enrich c\n"
+    assert here("queue", "fail", "enrich", "nope").code == 1
 
 
 def test_pause_and_resume(here: Here, queue: Queue) -> None:

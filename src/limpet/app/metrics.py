@@ -188,6 +188,7 @@ def _add_queue(found: _MetricTable, queue: QueueSummary, per_minute: float | Non
         ("queue_in_flight", "Tasks that a live worker holds.", queue.in_flight),
         ("queue_resting", "Tasks that failed and wait for their next attempt, and suspended ones.", queue.resting),
         ("queue_suspended", "Durable tasks that wait without a worker.", queue.suspended),
+        ("queue_waits_for_code", "Suspended tasks whose recorded steps no code fits.", queue.waits_for_code),
         ("queue_scheduled", "Pushes that are not due yet.", queue.scheduled),
         ("queue_completed", "Completed tasks whose receipts are kept.", queue.completed),
         ("queue_failed", "Tasks that failed for good, and were not retried.", queue.failed),

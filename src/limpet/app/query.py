@@ -70,7 +70,7 @@ COMMITS = _columns(
 )
 COUNTS = _columns(
     "queue: text, state: text, pending: int, waiting: int, running: int, in_flight: int, resting: int",
-    "suspended: int, scheduled: int, completed: int, failed: int, cancelled: int, oldest_s: float",
+    "suspended: int, waits_for_code: int, scheduled: int, completed: int, failed: int, cancelled: int, oldest_s: float",
     "paused: bool, no_worker: bool, at_least: texts",
 )
 LOCKS = _columns(

@@ -111,6 +111,7 @@ def _remark(each: QueueSummary) -> str:
         return f"[red]{clean(each.trouble)}[/red]"
     words = [state] if (state := state_text(each)) else []
     words += [f"{_figure(each, name)} {name}" for name in ("suspended", "cancelled") if getattr(each, name)]
+    words += [f"[red]{_figure(each, 'waits_for_code')} waits for code[/red]"] if each.waits_for_code else []
     return ", ".join(words)
 
 

@@ -14,7 +14,19 @@ from limpet import cli
 from limpet.cli import ago, clean, clean_lines, many, now_of, pairs, print_json, say, table, when
 from limpet.cli.options import IdArgument, JsonOption, QueueArgument, SinceOption, UrlOption, WhereOption
 from limpet.cli.parse import Argument, Option, group, lines
-from limpet.cli.queue_change import adopt, cancel, nothing_failed, pause, purge, push, resume, retry, signal, sweep
+from limpet.cli.queue_change import (
+    adopt,
+    cancel,
+    fail,
+    nothing_failed,
+    pause,
+    purge,
+    push,
+    resume,
+    retry,
+    signal,
+    sweep,
+)
 from limpet.kernel.errors import Invalid, Missing
 
 if TYPE_CHECKING:
@@ -311,6 +323,8 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
         if key == "resting" and "suspended" in facts:
             reason = clean(facts["suspended_reason"])
             cli.show(f"  {'  of them':<10} {facts['suspended']:>9,} suspended; the oldest: {reason}")
+            if "waits_for_code" in facts:
+                cli.show(f"  {'of them':<10} [red]{facts['waits_for_code']:>9,} waits for code[/red]")
     say(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
     if "trouble" in facts:
         cli.show(f"  [red]{clean(facts['trouble'])}[/red]")
@@ -433,6 +447,7 @@ app = group(
     cost,
     retry,
     cancel,
+    fail,
     signal,
     pause,
     resume,

@@ -1,11 +1,12 @@
-"""`limpet queue push`, and what operators do to tasks that wait or have failed: `retry`, `cancel`, `signal`, `pause`,
-`resume`, `purge`, `sweep`, `adopt`."""
+"""`limpet queue push`, and what operators do to tasks that wait or have failed: `retry`, `cancel`, `fail`, `signal`,
+`pause`, `resume`, `purge`, `sweep`, `adopt`."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -242,32 +243,66 @@ def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Js
     _answer_first(cancelled, {"queue": queue, "id": id, "cancelled": cancelled}, done, ended, json=json)
 
 
+def fail(
+    queue: QueueArgument,
+    id: IdArgument,
+    error: Annotated[str, Option(metavar="TEXT", help="What is said of it.")] = "failed by command",
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """End a task as failed that no worker holds: it waits, rests, is suspended or delayed.
+
+    A durable task that waits for code that fits ends in no other way if no such code is deployed. A failed task can be
+    retried, and keeps its recorded steps. A task that a worker holds is left alone.
+
+    Example:
+    $ limpet queue fail order order-7 --error 'withdrawn by the customer' -u s3://acme/prod
+    Exit codes: 0 failed; 1 it had ended, a worker holds it, or there is no such task; 2 wrong usage.
+    """
+    handle = _handle(url, queue)
+    with _hinting(Missing, f"`limpet queue ls {queue}` shows what waits"):
+        failed = handle.fail(id, error)
+    ended = f"{id!r} has ended already; nothing was changed: limpet queue show {queue} {id}"
+    _answer_first(failed, {"queue": queue, "id": id, "failed": failed}, f"{id!r} is failed", ended, json=json)
+
+
 def signal(
     queue: QueueArgument,
     id: IdArgument,
     name: Annotated[str, Argument(metavar="NAME", help="The name that the task waits for.")],
     value: Annotated[str, Argument(metavar="JSON", help="What the task gets.")] = "null",
+    early: Annotated[bool, Option(help="Send it for a later wait, though the task waits for another signal.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Send a signal to a durable task that waits for it now or later: an approval, say.
 
-    The first signal of a name counts.
+    The first signal of a name counts. While a task is suspended until another signal comes, the name is refused.
 
     Example:
     $ limpet queue signal order order-7 approved '"ann"' -u s3://acme/prod
-    Exit codes: 0 sent; 1 one of that name was sent before, or no such task waits; 2 wrong usage.
+    Exit codes: 0 sent; 1 one of that name was sent before, or no such task waits; 2 wrong usage, or the task waits for
+    another signal.
     """
+    from limpet.app.fleet import in_store
     from limpet.kernel.records import parse_json
 
     with _hinting(Invalid, f"a text is in double quotes: '\"{value}\"'"):
         told = parse_json(value, what="the value")
     handle = _handle(url, queue)
     with _hinting(Missing, f"`limpet queue ls {queue}` shows what waits"):
-        first = handle.signal(id, name, told)
-    done, before = f"{id!r} gets {name!r}", f"{name!r} was sent to {id!r} before, and the first one counts"
-    facts = {"queue": queue, "id": id, "signal": name, "sent": first}
-    _answer_first(first, facts, done, f"{before}; nothing was changed", json=json)
+        sent = in_store(handle, "send a signal").send_signal(id, name, told, early=early, sender=_sender())
+    done = f"{id!r} gets {name!r}" if sent.awaited else f"sent; {id!r} does not wait for {name!r} yet"
+    before = f"{name!r} was sent to {id!r} before, and the first one counts"
+    facts = {"queue": queue, "id": id, "signal": name, "sent": sent.first, "awaited": sent.awaited}
+    _answer_first(sent.first, facts, done, f"{before}; nothing was changed", json=json)
+
+
+def _sender() -> str:
+    """Who types the command."""
+    with suppress(KeyError, OSError):  # a user without a name
+        return f"{getpass.getuser()}@{os.uname().nodename}"
+    return ""
 
 
 def pause(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:

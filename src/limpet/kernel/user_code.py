@@ -6,8 +6,12 @@ and event loops, which handle some classes of errors on their own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec
 
@@ -16,6 +20,7 @@ from limpet.kernel.errors import LimpetError
 P = ParamSpec("P")
 
 LINE_CHARS_MAX = 500
+VERSION_CHARS = 12
 
 
 class UserCall:
@@ -78,3 +83,20 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, LimpetError) and error.hint not in ("", error.default_hint):
         text += f" (hint: {error.hint})"
     return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
+
+
+def code_version(function: Callable[..., Any]) -> str:
+    """A short name of the version of a function's code: another one once the function or its file has changed.
+
+    What it calls in other files does not count. Empty for what is not written in Python.
+    """
+    owner: Any = getattr(function, "__self__", None)
+    function = inspect.unwrap(owner if hasattr(owner, "__wrapped__") else function)
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    source = ended(Path(code.co_filename).read_bytes).value or b""
+    place = f"{code.co_qualname}:{code.co_firstlineno}:{code.co_names}".encode()
+    return sha256(b"\0".join((source, place, code.co_code))).hexdigest()[:VERSION_CHARS]

@@ -116,6 +116,9 @@ def check_follower(task: object) -> None:
         raise Invalid(f"{getattr(task, '__name__', task)!r} is not a task", hint="decorate it with @fleet.task")
 
 
+FAILED_BY_COMMAND = "failed by command"
+
+
 class TaskHandle(str):
     """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
 
@@ -490,11 +493,20 @@ class Queue(Protocol):
         it calls `current_task().check()`. If the handler succeeds all the same, the task has completed.
         """
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def fail(self, id: str, error: str = FAILED_BY_COMMAND) -> bool:
+        """End a task as failed that no worker holds: it waits, rests, is suspended or delayed. Whether this call did.
+
+        It can be retried like any other failed task, and keeps its recorded steps.
+        Raises: Missing if there is no such task; Conflict while a worker holds it; Invalid for a whole batch.
+        """
+
+    def signal(self, id: str, name: str, value: Any = None, *, early: bool = False) -> bool:
         """Send a signal to a task, which `limpet.wait_signal` waits for; whether this call was the first of that name.
 
-        Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON; Unsupported
-        where there are no steps.
+        While the task is suspended until another signal comes, the name is taken for misspelt, unless it is `early`:
+        meant for a later wait.
+        Raises: Missing if there is no such task, or it has ended; Invalid for a value that is not JSON, and for a name
+        that the task does not wait for; Unsupported where there are no steps.
         """
 
     def pause(self) -> None:

@@ -215,13 +215,13 @@ def version(change: str) -> bool:
     return True if steps is None else steps.version(change)
 
 
-def signal(task: TaskHandle | Pushed, name: str, value: Any = None) -> bool:
+def signal(task: TaskHandle | Pushed, name: str, value: Any = None, *, early: bool = False) -> bool:
     """Send a signal to a task that waits for it now or later; whether this call was the first of that name.
 
     Raises, Cost: as `Queue.signal`. For an id that is only a text, call `queue.signal(id, name, value)`.
     """
     [handle] = handles_of([task])
-    return handle.queue.signal(handle, name, value)
+    return handle.queue.signal(handle, name, value, early=early)
 
 
 def _needed() -> TaskSteps:

@@ -281,10 +281,10 @@ class Claiming(Inspection):
         if lease is None or self._paused():
             return None
         assert lease.modified is not None
-        now = self.discovery.now_for(candidate, lease)
-        if waits_left(lease.value, modified=lease.modified, now=now):
+        now, code = self.discovery.now_for(candidate, lease), self.storage.code
+        if waits_left(lease.value, modified=lease.modified, now=now, code=code):
             now = self.discovery.now_for(candidate, lease, exact=True)
-        waits = waits_left(lease.value, modified=lease.modified, now=now)
+        waits = waits_left(lease.value, modified=lease.modified, now=now, code=code)
         return self._take(candidate, lease, waits, since_s=max(0.0, (now - lease.modified).total_seconds()))
 
     def _take(

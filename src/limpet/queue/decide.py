@@ -22,6 +22,7 @@ from limpet.queue.api import AttemptError, Policy
 from limpet.queue.entry import (
     ATTEMPT_TRACE_CHARS_MAX,
     ATTEMPTS_KEPT,
+    CODES_MAX,
     DELAY_MAX_S,
     ERROR_CHARS_MAX,
     NOTHING,
@@ -91,13 +92,19 @@ def now_for(now: datetime, *, modified: datetime, unchanged_s: float, ours: bool
     return watched if ours else max(now, watched)
 
 
-def claimable(record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime) -> Ready:
-    """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24)."""
+def claimable(
+    record: EntryLease, *, modified: datetime, unchanged_s: float, now: datetime, wall: datetime, code: str = ""
+) -> Ready:
+    """Whether a lease that was looked at may be taken. A held one is judged by the rule of every lock (F24).
+
+    `code`: the version of the code of this process. A task that waits for code is tried at once by another version.
+    """
     if record.state is State.CANCELLED:
         return Ready(take=False, finish=True, at=None)
     if record.state is State.FREE:
         at = modified + timedelta(seconds=record.wait_s)
-        return Ready(take=at <= now, finish=False, at=at)
+        fits = bool(record.suspended) and any(may_fit(each, code) for each in record.suspended.values())
+        return Ready(take=fits or at <= now, finish=False, at=at)
     step = next_step(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall)
     return Ready(take=isinstance(step, Take), finish=False, at=step.until if isinstance(step, Wait) else None)
 
@@ -138,10 +145,22 @@ def first_done(record: EntryLease) -> list[int]:
     return record.done if record.token == 1 else record.done[: record.settled]
 
 
-def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict[int, float]:
-    """The waits of tasks that are not due yet, counted from now on."""
+def waits_left(record: EntryLease, *, modified: datetime, now: datetime, code: str = "") -> dict[int, float]:
+    """The waits of tasks that are not due yet, counted from now on. What `code` may fit is due."""
     since_s = (now - modified).total_seconds()
-    return {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s > since_s}
+    waits = {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s > since_s}
+    return {n: wait_s for n, wait_s in waits.items() if not may_fit(record.suspended.get(n), code)}
+
+
+def may_fit(suspension: Suspension | None, code: str) -> bool:
+    """Whether a task waits for code, and that version of it has not been tried.
+
+    Not if so many versions were tried that the suspension has no room for another one: the task is tried by time alone,
+    or each of them would find that the others have come between, and try again at once.
+    """
+    if suspension is None or not suspension.codes or not code:
+        return False
+    return len(suspension.codes) < CODES_MAX and code not in suspension.codes
 
 
 def aged(suspended: Mapping[int, Suspension], by_s: float) -> dict[int, Suspension]:

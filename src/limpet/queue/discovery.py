@@ -468,7 +468,8 @@ class Discovery:
 
         def classify(now: datetime) -> Ready:
             unchanged_s = self._storage.watch.unchanged_s(self._storage.keys.lease(candidate.entry), version)
-            return claimable(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=runtime.wall())
+            clocks = {"modified": modified, "now": now, "wall": runtime.wall()}
+            return claimable(record, **clocks, unchanged_s=unchanged_s, code=self._storage.code)
 
         now = self.now_for(candidate, lease)
         ready = classify(now)
@@ -495,7 +496,8 @@ class Discovery:
         timed = any(each.due_s is not None for each in lease.value.suspended.values())
         now = self.now_for(row.candidate, lease, exact=timed)
         now = max(now, modified + timedelta(seconds=lease.value.wait_s))  # so much is known
-        return looks(lease.value, count_of(row.candidate.entry), modified=modified, now=now)
+        code = self._storage.code
+        return looks(lease.value, count_of(row.candidate.entry), modified=modified, now=now, code=code)
 
     def _put_off(self, row: LeaseRow) -> None:
         """Look at an entry again later, the tasks of which wait for others."""

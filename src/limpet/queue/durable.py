@@ -19,9 +19,10 @@ from limpet.kernel.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.kernel.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
 from limpet.kernel.lease import State
 from limpet.kernel.records import Name
-from limpet.queue.decide import aged, open_tasks
+from limpet.queue.decide import aged, may_fit, open_tasks
 from limpet.queue.entry import (
     AWAITS_MAX,
+    CODES_MAX,
     REASON_CHARS_MAX,
     Content,
     EntryLease,
@@ -38,6 +39,12 @@ LOOK_MAX_S = 60.0
 UNKNOWN_S = 120.0
 """After this time a task that is nowhere to be found counts as ended: it was purged, or its receipt has expired."""
 LOOK_PART = 4
+CODE_MIN_S = 180.0
+CODE_MAX_S = 1800.0
+CODE_PART = 2
+"""A task that waits for code is tried again after half of the time for which it has waited, within these limits."""
+NAME_CHARS = 60
+"""So much is shown of the name of a step that does not fit."""
 """A task that has waited for a while is looked at again after this part of that time."""
 DELAYED_MAX_S = 1800.0
 """A task that waits for delayed ones rests until they are due, but no longer than this: they may be cancelled."""
@@ -47,7 +54,7 @@ DELAYED_MAX_S = 1800.0
 
 DIGEST_CHARS = 8
 """So much of a digest is shown."""
-CHANGED = "the code has changed since the task began (limpet.version keeps such a task on the old side)"
+WAITS_FOR_CODE = "waits for code that fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +110,18 @@ def mismatch(
 
     `log`: where the arguments of the step are looked for that was asked for.
     """
-    recorded, wanted = shown(record.kind, record.name), shown(kind, name)
-    if recorded != wanted:
-        return f"step {number} is recorded as {recorded}, and the code asks for {wanted}: {CHANGED}"
+    recorded, wanted = shown(record.kind, record.name[:NAME_CHARS]), shown(kind, name[:NAME_CHARS])
+    if (record.kind, record.name) != (kind, name):
+        return f"{WAITS_FOR_CODE}: step {number} is {recorded}, the code asks for {wanted}"
     wanted_there = (kind, name, sha256)
     numbers = [
         n for n, step in (log or {}).items() if (step.value.kind, step.value.name, step.value.sha256) == wanted_there
     ]
-    where = f", which is recorded as step {numbers[0]}" if numbers else ""
+    where = f", which is step {numbers[0]}" if numbers else ""
     before, now = ((digest or "")[:DIGEST_CHARS] for digest in (record.sha256, sha256))
     return (
-        f"step {number} is recorded as {recorded} with arguments of digest {before}, and the code asks for {wanted} "
-        f"with {now}{where}: {CHANGED}, or the arguments depend on a clock or on chance"
+        f"{WAITS_FOR_CODE}: step {number} is {recorded} with arguments of digest {before}, the code asks for {wanted} "
+        f"with {now}{where} (or do the arguments depend on a clock, or on chance?)"
     )
 
 
@@ -284,7 +291,7 @@ def left_before(before: Suspension | None, step: int, held_s: float) -> float | 
     It counts rather than the record of the time: each claim has judged the age of a lease also by its own rising clock
     (`decide.now_for`), while the record is as old as the store's clock says, which may have been set.
     """
-    if before is None or before.step != step or before.due_s is None:
+    if before is None or before.step != step or before.due_s is None:  # None, too, while it waited for code
         return None
     return before.due_s - held_s
 
@@ -323,7 +330,8 @@ def waiting(
     `life`: that of a task that waits for a signal.
     `left`: in how many seconds its own time is up. `delayed_s`: in how many seconds all that it waits for are due.
     """
-    since, waited_s = (wall, 0.0) if before is None or before.step != step else (before.since, before.waited_s)
+    began_here = before is None or before.step != step or bool(before.codes)
+    since, waited_s = (wall, 0.0) if before is None or began_here else (before.since, before.waited_s)
     wait_s = max(look_again_s(waited_s), min(delayed_s, DELAYED_MAX_S))
     rest_s = wait_s if left is None else max(0.0, min(wait_s, left))
     return rest_s, Suspension(
@@ -338,9 +346,28 @@ def waiting(
     )
 
 
+def waiting_for_code(
+    before: Suspension | None, *, why: str, step: int, wall: datetime, code: str
+) -> tuple[float, Suspension]:
+    """How long a task rests whose recorded steps this version of its code does not fit, and the suspension.
+
+    `before`: that of the same task's last claim. The versions that were tried stay in it, at whatever step each of them
+    stopped: two versions of which none fits do not take turns.
+    """
+    since, waited_s, codes = wall, 0.0, list[str]()
+    if before is not None and before.codes:
+        since, waited_s, codes = before.since, before.waited_s, before.codes
+    tried = codes if code in codes or len(codes) >= CODES_MAX else [*codes, code]
+    rest_s = min(CODE_MAX_S, max(CODE_MIN_S, waited_s / CODE_PART))
+    return rest_s, Suspension(reason=why[:REASON_CHARS_MAX], step=step, since=since, waited_s=waited_s, codes=tried)
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingStep:
-    """What to look for on behalf of one task: entries that must be gone, a signal to its life that must be there."""
+    """What to look for on behalf of one task: entries that must be gone, a signal to its life that must be there.
+
+    With neither, it waits for code.
+    """
 
     n: int
     awaits: Sequence[str]
@@ -348,7 +375,7 @@ class WaitingStep:
     life: str | None = None
 
 
-def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) -> list[WaitingStep]:
+def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime, code: str = "") -> list[WaitingStep]:
     """What a worker looks for before it claims an entry that is due; empty if a task can continue either way.
 
     The entry can be claimed as soon as one task has what it waits for. Looks are hints: the claim asks for the results.
@@ -358,9 +385,11 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
     if record.state is not State.FREE:
         return found
     for n in open_tasks(record, count):
-        if record.waits.get(n, 0.0) > since_s:
-            continue
         each = record.suspended.get(n)
+        if record.waits.get(n, 0.0) > since_s:
+            if may_fit(each, code):
+                return []
+            continue
         if each is None or not (each.awaits or each.signal) or (each.due_s is not None and each.due_s <= since_s):
             return []
         found.append(WaitingStep(n, [key for key in each.awaits if _is_entry(key)], each.signal, each.life))
@@ -368,12 +397,14 @@ def looks(record: EntryLease, count: int, *, modified: datetime, now: datetime) 
 
 
 def stands_still(record: EntryLease, count: int) -> list[WaitingStep]:
-    """What the tasks of an entry wait for, if none of them goes on at a time or is with a worker; else nothing."""
+    """What the tasks of an entry wait for, if none of them goes on at a time or is with a worker; else nothing. That
+    one is tried again which waits for code does not count: the code here does not fit.
+    """
     found: list[WaitingStep] = []
     for n in open_tasks(record, count) if record.state is State.FREE else ():
         each = record.suspended.get(n)
         awaits = [] if each is None else [key for key in each.awaits if _is_entry(key)]
-        if each is None or each.due_s is not None or not (awaits or each.signal):
+        if each is None or each.due_s is not None or not (awaits or each.signal or each.codes):
             return []
         found.append(WaitingStep(n, awaits, each.signal, each.life))
     return found
@@ -383,6 +414,12 @@ def _is_entry(key: str) -> bool:
     """Whether a key, which comes from a lease, is that of a task or a batch. Others are not looked at."""
     place = queue_place(key)
     return place is not None and place.kind in ("single", "batch")
+
+
+def awaited_signal(record: EntryLease | None, n: int) -> str | None:
+    """The name of the signal for which task `n` of an entry is suspended, as its lease says; None if it is not."""
+    suspension = None if record is None or record.state is not State.FREE else record.suspended.get(n)
+    return None if suspension is None else suspension.signal
 
 
 def woken(record: EntryLease, n: int, signal: str, since_s: float) -> EntryLease | None:

@@ -115,6 +115,9 @@ REASON_CHARS_MAX = 300
 PUSHED_ENTRIES_MAX = 20_000
 GATHER_MAX = 10_000
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=STEPS_MAX)]
+CODES_MAX = 4
+"""Of how many versions of a task's code its suspension says that they do not fit."""
+CodeName = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,6 +137,9 @@ class Suspension(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The name of the signal that it waits for."""
     life: Name | None = None
     """The life of a task that waits for a signal: one to another life is not there."""
+    codes: Annotated[list[CodeName], msgspec.Meta(max_length=CODES_MAX)] = msgspec.field(default_factory=list)
+    """Set while it waits for code that fits its recorded steps: the versions of the code that do not. It has no
+    `due_s`, by which an earlier version would take it for a sleep: the entry rests, and is tried again then."""
 
 
 class EntryLease(LeaseRecord, frozen=True, kw_only=True, omit_defaults=True):
@@ -268,6 +274,9 @@ class SignalStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     value: msgspec.Raw = NOTHING
     came: bool = True
+    by: Name = ""
+    sent_at: Instant | None = None
+    """Who sent it, and when, as the signal says. Earlier versions did not record it."""
 
 
 class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -276,6 +285,7 @@ class SignalRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     name: Name
     at: Instant
     label: Name = ""
+    """Who sent it: the process, or `user@host` of a command."""
     value: msgspec.Raw = NOTHING
     life: Name | None = None
     """As that of a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,18 +31,32 @@ from limpet.kernel.keys import (
     retry_tag,
     write_id_of_scheduled,
 )
-from limpet.kernel.lease import State
+from limpet.kernel.lease import HeldLease, Renewer, State
+from limpet.kernel.records import NAME_MAX
 from limpet.kernel.store.api import Absent, Blob, Match
 from limpet.kernel.store.sources import FileSource
 from limpet.kernel.waiting import attempts
 from limpet.queue.adopt import Adopter, QueueAdoptReport
-from limpet.queue.api import Policy
-from limpet.queue.decide import cancelled, claimed
-from limpet.queue.durable import asks_again, is_copy, is_retry, life_of, life_of_receipt, life_said, next_scratch, woken
+from limpet.queue.api import FAILED_BY_COMMAND, Policy
+from limpet.queue.claim import EntryClaim
+from limpet.queue.decide import cancelled, claimed, clean_text, waits_left
+from limpet.queue.durable import (
+    asks_again,
+    awaited_signal,
+    is_copy,
+    is_retry,
+    life_of,
+    life_of_receipt,
+    life_said,
+    next_scratch,
+    woken,
+)
 from limpet.queue.entry import (
     DURABLE_SCHEMA,
     NOTHING,
     ControlRecord,
+    Ended,
+    EntryLease,
     ForeignTask,
     Receipt,
     SignalRecord,
@@ -61,11 +76,21 @@ from limpet.queue.results import next_life
 from limpet.queue.sweep import Sweeper
 
 
+@dataclass(frozen=True, slots=True)
+class SignalSent:
+    """What became of a signal: whether it was the `first` of its name, and whether the task waits for it now."""
+
+    first: bool
+    awaited: bool
+
+
 class Operating(Inspection):
     """The methods of a queue that change it for operators."""
 
     policy: Policy
+    _decoder: msgspec.json.Decoder[Any]
     _pusher: Pusher
+    _renewer: Renewer
     _payload_type: Any
     _sweeper: Sweeper
     _ask_control_at_s: float
@@ -234,15 +259,101 @@ class Operating(Inspection):
         if not later:
             raise Missing(f"there is no task {id!r} waiting")
         for key in later:
-            self._cancel_scheduled(entry, key)
+            self._end_scheduled(entry, key, "cancelled", CANCELLED)
         return True
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def fail(self, id: str, error: str = FAILED_BY_COMMAND) -> bool:
+        """Claim the entry by the rule of every contender, except that its wait does not count, and give the verdict.
+
+        Cost: 1 GET, 1 PUT, 1 GET, 2 HEADs, 1 PUT, 2 DELETEs; for one task of a batch 1 PUT in place of the DELETEs. For
+        a delayed push 2 GETs, 1 HEAD, 1 LIST per 1,000 of them, 1 PUT and 1 DELETE.
+        Crash: as that of a worker: the claim runs out, and a receipt that is there ends the task.
+        """
+        part = batch_of(id)
+        entry, n = part or (entry_of(id), 0)
+        if part is None and is_batch(entry):
+            raise Invalid(f"{id!r} is a batch", hint=f"name one of its tasks, {id}.0 say, or cancel the batch")
+        claim = self._claim_to_end(id, entry, n, batch=part is not None)
+        if claim is None:
+            later = self.scheduled(entry)
+            for key in later:
+                self._end_scheduled(entry, key, "failed", error)
+            return bool(later) or self._no_such_task(id)
+        with claim:
+            return n in claim.state.open and claim.fail(n, clean_text(error))
+
+    def _no_such_task(self, id_: str) -> bool:
+        """False if a task has ended.   Raises: Missing for one that is nowhere."""
+        if self.receipt(id_, gone=True) is None:
+            raise Missing(f"there is no task {id_!r} waiting", hint="it was never pushed, or its receipt has expired")
+        return False
+
+    def _claim_to_end(self, id_: str, entry: str, n: int, *, batch: bool) -> EntryClaim | None:
+        """The claim of an entry that no worker holds, in which task `n` waits no more; None if it does not wait.
+
+        Raises: Conflict while a worker holds it.
+        """
+        storage, runtime = self.storage, self._runtime
+        cell = storage.lease(entry)
+        seen = cell.read()
+        for _ in attempts(runtime, pause_s=0):
+            if seen is None and not storage.exists(self._keys.tasks(entry, batch=batch)):
+                return None
+            record, waits, since_s = None, dict[int, float](), 0.0
+            if seen is not None and seen.modified is not None:
+                record, now = seen.value, storage.exact_now()
+                if record.state is State.CANCELLED:
+                    return None
+                if record.state is State.HELD:
+                    raise Conflict(
+                        f"task {id_!r} cannot be failed: a worker at {record.label} holds it", hint="wait, or cancel it"
+                    )
+                since_s = max(0.0, (now - seen.modified).total_seconds())
+                waits = waits_left(record, modified=seen.modified, now=now)
+            owner, label, wall = runtime.owner, runtime.label, runtime.wall()
+            taken = claimed(
+                record,
+                entry=entry,
+                worker_id=owner,
+                label=label,
+                policy=self.policy,
+                wall=wall,
+                waits={m: wait_s for m, wait_s in waits.items() if m != n},
+                since_s=since_s,
+            )
+            sent_at_s = runtime.elapsed_s()
+            match cell.attempt(seen, taken):
+                case Won() as won:
+                    lease = HeldLease(cell, won.seen, runtime, sent_at_s=sent_at_s)
+                    return self._opened(entry, lease, batch=batch)
+                case Replaced(_, now_) | Lost(now_) | Unclear(now_):
+                    seen = now_
+        raise Conflict(f"other processes keep changing the lease of {entry}", hint="try again")
+
+    def _opened(self, entry: str, lease: HeldLease[EntryLease], *, batch: bool) -> EntryClaim | None:
+        """The claim, unless its entry had ended before; what is left of that is removed."""
+        try:
+            content = self.storage.content(entry, batch=batch)
+        except Missing:
+            self.storage.drop_lease(entry)
+            return None
+        if self.storage.ended(entry):
+            self.storage.close(entry, batch=batch)  # H5: it ended; only its end was not finished
+            return None
+        return EntryClaim(self.storage, self.policy, self._decoder, self._renewer, lease, content, batch=batch)
+
+    def signal(self, id: str, name: str, value: Any = None, *, early: bool = False) -> bool:
+        return self.send_signal(id, name, value, early=early).first
+
+    def send_signal(
+        self, id: str, name: str, value: Any = None, *, early: bool = False, sender: str = ""
+    ) -> SignalSent:
         """Put the signal, then wake the task if it waits for it.
 
         A task that suspends itself has looked for the signal before; if it came in between, the first look finds it.
         A role that may not write leases only rings: the workers then look at the tasks that wait.
-        Cost: 2 HEADs, 1 PUT, 1 GET; 1 PUT more, and that of a ring, if the task waits for it.
+        `sender`: who sends it; by default this process.
+        Cost: 2 GETs, 1 PUT, 1 HEAD; 1 PUT more, and that of a ring, if the task waits for it, and 1 GET if it does not.
         Crash: the signal is there, or it is not. A task that waits for it finds it within a minute.
         """
         part = batch_of(id)
@@ -251,11 +362,19 @@ class Operating(Inspection):
         data = value_bytes(value, "the value of a signal")
         storage.check_steps()
         life = self._life_of_waiting(id, entry, n)
-        wall, label = self._runtime.wall(), self._runtime.label
-        record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data), life=life)
-        outcome = storage.put_first(storage.signal(entry, n, name), record)
         lease = storage.lease(entry)
         seen = lease.read()
+        if not early and (awaited := awaited_signal(seen.value if seen else None, n)) not in (None, name):
+            raise Invalid(
+                f"task {id!r} does not wait for the signal {name!r}: it waits for {awaited!r}",
+                hint=f"send {awaited!r}; one that is meant for a later wait is sent with --early, or early=True",
+            )
+        wall, label = self._runtime.wall(), (sender or self._runtime.label)[:NAME_MAX]
+        record = SignalRecord(name=name, at=wall, label=label, value=msgspec.Raw(data), life=life)
+        outcome = storage.put_first(storage.signal(entry, n, name), record)
+        if awaited_signal(seen.value if seen else None, n) != name:
+            seen = lease.read()  # it may have suspended itself before the signal was there
+        waits = awaited_signal(seen.value if seen else None, n) == name
         if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):
             # It ended before the signal was there, as far as is known: a retry may not have copied it.
             raise Missing(f"task {id!r} has failed", hint="retry it, and send the signal to its next life")
@@ -277,7 +396,7 @@ class Operating(Inspection):
                     break
                 case Lost(now) | Unclear(now):
                     seen = now
-        return isinstance(outcome, Won | Replaced)
+        return SignalSent(first=isinstance(outcome, Won | Replaced), awaited=waits)
 
     def _life_of_waiting(self, id_: str, entry: str, n: int) -> str | None:
         """The life of a task that is pending or scheduled; None if several pushes of its id are scheduled.
@@ -318,7 +437,7 @@ class Operating(Inspection):
                     seen = now
         raise Conflict(f"other processes keep changing the lease of {entry}", hint="try again")
 
-    def _cancel_scheduled(self, entry: str, key: Key) -> None:
+    def _end_scheduled(self, entry: str, key: Key, state: Ended, why: str) -> None:
         """End a delayed push. The receipt comes first: from then on no promotion can make the entry pending."""
         try:
             task = read_task(self._store.get(key).data, what=key)
@@ -326,9 +445,9 @@ class Operating(Inspection):
             return
         receipt = unclaimed_receipt(
             self.storage,
-            "cancelled",
+            state,
             task.id,
-            CANCELLED,
+            why,
             payload=task.payload,
             pushed_at=task.pushed_at,
             retries=task.retries,
@@ -386,7 +505,7 @@ class Operating(Inspection):
         for stat in [*self._store.list(self._keys.scheduled)]:
             part = parts_of_scheduled(stat.key)
             if part is not None and (self.storage.journal.travels or not is_minted(part[1])):
-                self._cancel_scheduled(part[1], stat.key)
+                self._end_scheduled(part[1], stat.key, "cancelled", CANCELLED)
             self._store.delete(stat.key)
             gone += 1
         return gone

@@ -1,7 +1,7 @@
 """Whether the tasks of a queue go on by themselves: a worker that is to end when there is nothing left asks for it.
 
 A suspended task goes on by itself if a time is set, or if what it waits for has ended or goes on by itself. It stands
-still if it waits for a signal that has not come, or for a task that stands still.
+still if it waits for a signal that has not come, for a task that stands still, or for other code.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class StandstillCheck:
         if look.signal is not None:
             seen = storage.signal(entry, look.n, look.signal).read()
             return seen is None or (look.life is not None and not is_of(seen.value.life, look.life))
+        if not look.awaits:
+            return True  # it waits for code, and the worker that asks has tried its own
         for place in filter(None, map(queue_place, look.awaits)):
             other, key = Storage(self._store, place.keys, self._runtime), place.keys.lease(place.name)
             if self._stands_still(other, place.name, _decoded(other, place.name, self._store.get_many([key])[key])):

@@ -26,7 +26,7 @@ from limpet.kernel.store.api import Store
 from limpet.queue.api import Fail, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.durable import (
-    CHANGED,
+    WAITS_FOR_CODE,
     KnownStep,
     OtherStep,
     agreed,
@@ -39,6 +39,7 @@ from limpet.queue.durable import (
     recall,
     step_key,
     waiting,
+    waiting_for_code,
 )
 from limpet.queue.entry import (
     DELAY_MAX_S,
@@ -196,7 +197,7 @@ class TaskSteps:
     def recalled(
         self, number: int, kind: StepKind, name: str, sha256: str | None = None
     ) -> Versioned[StepRecord] | None:
-        """The record of a step; None if there is none.   Raises: Fail if it is of another step; LeaseLost.
+        """The record of a step; None if there is none.   Raises: Suspend if it is of another step; LeaseLost.
 
         Cost: nothing once the steps were read; 1 GET if its lease was not renewed lately.
         """
@@ -206,7 +207,7 @@ class TaskSteps:
             case KnownStep(step):
                 return step
             case OtherStep(why):
-                raise Fail(why)
+                raise self._other_code(number, why)
         return None
 
     def record(
@@ -223,7 +224,7 @@ class TaskSteps:
     ) -> Versioned[StepRecord]:
         """Record a step, unless another attempt did so first: then theirs counts.
 
-        Raises: Fail if theirs is of another step, unless `any_step`; LeaseLost if the task may have ended meanwhile.
+        Raises: Suspend if theirs is of another step, unless `any_step`; LeaseLost if the task may have ended meanwhile.
         Cost: 1 PUT, + 1 GET if another attempt was first, or the lease was not renewed lately.
         """
         claim = self._claim
@@ -251,7 +252,7 @@ class TaskSteps:
         assert self._log is not None
         self._log[number] = step
         if not any_step and is_other(step.value, kind, name, sha256):
-            raise Fail(mismatch(number, step.value, kind, name, sha256))
+            raise self._other_code(number, mismatch(number, step.value, kind, name, sha256))
         return step
 
     def wall(self) -> datetime:
@@ -293,6 +294,11 @@ class TaskSteps:
         before = self._claim.state.first.suspended.get(self._n)
         return self._to_suspend(*waiting(before, reason=reason, step=number, wall=self.wall(), left=left, **about))
 
+    def _other_code(self, number: int, why: str) -> Suspend:
+        """Another step was recorded under that number: the task waits for code that fits, and keeps its attempts."""
+        before, code = self._claim.state.first.suspended.get(self._n), self._claim.storage.code
+        return self._to_suspend(*waiting_for_code(before, why=why, step=number, wall=self.wall(), code=code))
+
     def _to_suspend(self, wait_s: float, suspension: Suspension) -> Suspend:
         """What ends this run. It is kept, since a handler may catch it."""
         self.suspended = self.suspended or Suspend(wait_s, suspension)
@@ -315,7 +321,8 @@ class TaskSteps:
             found = self.record(number, "gather", name, gathered_bytes(results, digest), began_at=began_at)
         gathered = decoded_value(found.value.value, GatheredStep, number)
         if len(gathered.tasks) != len(handles) or gathered.sha256 not in (None, digest):
-            raise Fail(f"step {number} gathered other tasks, or the same ones in another order: {CHANGED}")
+            why = f"{WAITS_FOR_CODE}: step {number} gathered other tasks, or the same ones in another order"
+            raise self._other_code(number, why)
         values = {} if gathered.values else self._values(number, handles, gathered)
         return [
             Result(
@@ -394,7 +401,9 @@ class TaskSteps:
             if seen is None and (left is None or left > 0):
                 life = claim.life(self._n)
                 raise self._suspend(number, f"waiting for the signal {name!r}", left, signal=name, life=life)
-            step = SignalStep(came=False) if seen is None else SignalStep(value=seen.value.value)
+            step = SignalStep(came=False)
+            if seen is not None:
+                step = SignalStep(value=seen.value.value, by=seen.value.label, sent_at=seen.value.at)
             found = self.record(number, "signal", name, records.encode(step), began_at=began_at)
         step = decoded_value(found.value.value, SignalStep, number)
         return json_value(step.value) if step.came else default

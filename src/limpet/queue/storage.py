@@ -148,6 +148,8 @@ class Storage:
     """Called when this process has suspended tasks of an entry. It is weak, since its object refers to this storage: a
     cycle would keep the files of an unused fleet open."""
     _exact_at_s: float | None = None
+    code: str = ""
+    """The version of the code by which this process handles the tasks; empty in one that handles none."""
 
     def __init__(
         self,

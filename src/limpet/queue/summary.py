@@ -28,6 +28,10 @@ from limpet.queue.storage import Storage
 QueueState = Literal["ok", "paused", "no worker"]
 
 LEASES_READ_MAX = 200
+RARE = ("trouble", "approximate", "suspended", "suspended_reason", "waits_for_code", "unread", "due_s", "no_worker")
+"""Facts that are left out if they say nothing."""
+BY_LEASES = frozenset(("done", "in_flight", "resting", "running", "suspended", "waiting", "waits_for_code"))
+"""What leases tell."""
 RECEIPTS_AT_ONCE = 50
 RECEIPTS_READ_MAX = 1000
 """How many receipts in failed/ are read of a queue whose folders are not counted to their ends."""
@@ -56,7 +60,9 @@ class QueueSummary(Stats):
     suspended: int = 0
     """How many durable tasks wait without a worker; they are counted as pending and as resting."""
     suspended_reason: str = ""
-    """What the one that has waited for the longest time waits for."""
+    """What the one that has waited for the longest time waits for; of those that wait for code, if there are any."""
+    waits_for_code: int = 0
+    """How many of the suspended tasks wait for code that fits their recorded steps."""
     unread: int = 0
     """Tasks of entries whose lease was not read: they may be in flight, or rest, or neither."""
 
@@ -68,8 +74,7 @@ class QueueSummary(Stats):
     def facts(self) -> dict[str, Any]:
         """The fields for `--json`, without those that say nothing."""
         facts = {"queue": self.queue, "state": self.state, **asdict(self), "running": self.running}
-        rare = ("trouble", "approximate", "suspended", "suspended_reason", "unread", "due_s", "no_worker")
-        return {name: value for name, value in facts.items() if name not in rare or value}
+        return {name: value for name, value in facts.items() if name not in RARE or value}
 
 
 def summarize(
@@ -102,11 +107,11 @@ def summary_of(
     leases = sorted(count.leases, key=lambda stat: stat.modified, reverse=True)
     cut: set[str] = {*count.cut}
     if "pending" in cut:
-        cut |= {"done", "in_flight", "oldest_s", "resting", "running", "suspended", "waiting"}
+        cut |= {"oldest_s", *BY_LEASES}
     if "failed" in cut:
         cut.add("cancelled")
     if len(leases) > LEASES_READ_MAX:
-        cut |= {"done", "in_flight", "resting", "running", "suspended", "waiting"}
+        cut |= BY_LEASES
     work = count_leases(storage.store, leases[:LEASES_READ_MAX], now)
     if work.error is not None:
         raise work.error
@@ -129,6 +134,7 @@ def summary_of(
         trouble=trouble,
         suspended=work.suspended,
         suspended_reason=reason,
+        waits_for_code=work.waits_for_code,
         unread=sum(count_of(stat.key.rsplit("/", 2)[1]) for stat in leases[LEASES_READ_MAX:]),
         **figures,
     )
@@ -155,14 +161,15 @@ def stats_fields(
 @dataclass(slots=True)
 class LeaseCounts:
     """How many tasks live workers hold, how many wait for their next attempt, how many are done in batches that have
-    not ended, and how many are suspended; how many wait for a worker, and since when one does; and the first error of
-    the store."""
+    not ended, how many are suspended, and how many of these wait for code; how many wait for a worker, and since when
+    one does; and the first error of the store."""
 
     in_flight: int = 0
     resting: int = 0
     done: int = 0
     suspended: int = 0
     suspended_longest: Suspension | None = None
+    waits_for_code: int = 0
     waiting: int = 0
     due_at: datetime | None = None
     error: LimpetError | None = None
@@ -177,7 +184,8 @@ class LeaseCounts:
         self.suspended += states["suspended"]
         self.done += len(record.done)
         longest = [*suspended.values(), *filter(None, [self.suspended_longest])]
-        self.suspended_longest = min(longest, key=lambda each: each.since, default=None)
+        self.suspended_longest = min(longest, key=lambda each: (not each.codes, each.since), default=None)
+        self.waits_for_code += sum(1 for each in suspended.values() if each.codes)
         # a suspended task whose time has come needs a worker as well
         dues = [due for each in suspended.values() if (due := until(each, modified)) is not None and due <= now]
         if states["running"]:

@@ -406,6 +406,8 @@ class Runner:
             return
         elif isinstance(error, Suspend) and isinstance(now.task, EntryTask):
             now.task.suspend(error.wait_s, error.suspension)
+            if error.suspension.codes:
+                self._say(now, "warning", note=error.suspension.reason)
             self._ended(now, "suspended", note=error.suspension.reason, after_s=error.wait_s)
         else:
             self._raised(now, error)

@@ -8,9 +8,11 @@ from functools import partial
 
 from limpet.kernel.errors import Invalid, LimpetError
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.user_code import code_version
 from limpet.kernel.waiting import backoff_s, ticks
 from limpet.queue.api import Claim, Queue
 from limpet.queue.look import FIRST_S, IDLE_S, MEAN_PART, LookSchedule
+from limpet.queue.queue import BucketQueue
 from limpet.worker.limits import Permits, Rate
 from limpet.worker.protocol import EventKind, InterruptWatch, TaskCounts, WorkerEvent
 from limpet.worker.runner import Job, Runner, SharedClaim, WorkerReport
@@ -136,6 +138,9 @@ class Worker:
         self.broken = False
         """Whether a thread ended by a bug in Limpet; its traceback is on stderr."""
         self._jobs = jobs
+        for job in jobs:
+            if isinstance(job.queue, BucketQueue):
+                job.queue.storage.code = code_version(job.handle)
         self._runtime = runtime
         self._burst = burst
         self._until_empty = until_empty

@@ -26,6 +26,7 @@ from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Outcome
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
 from limpet.queue.api import (
+    FAILED_BY_COMMAND,
     AttemptError,
     EmptyClaim,
     Failure,
@@ -369,7 +370,11 @@ class SqsQueue:
         """Raises: Unsupported: SQS cannot find a message by its task."""
         self.refuse("cancel")
 
-    def signal(self, id: str, name: str, value: Any = None) -> bool:
+    def fail(self, id: str, error: str = FAILED_BY_COMMAND) -> bool:
+        """Raises: Unsupported: SQS cannot find a message by its task."""
+        self.refuse("cancel")
+
+    def signal(self, id: str, name: str, value: Any = None, *, early: bool = False) -> bool:
         """Raises: Unsupported: SQS has no place for a signal."""
         self.refuse("steps")
 
