@@ -379,7 +379,15 @@ def test_wrong_bodies_are_refused(serve: Serve, fleet: Fleet, action: str, body:
 def test_typo_creates_no_queue(serve: Serve, fleet: Fleet) -> None:
     fleet.queue("enrich").push({})
     server = serve(fleet)
-    for action, body in {"push": {"payload": {}}, "pause": {}, "retry": {"all": True}, "cancel": {"id": "a"}}.items():
+    bodies: dict[str, dict[str, Any]] = {
+        "push": {"payload": {}},
+        "pause": {},
+        "retry": {"all": True},
+        "cancel": {"id": "a"},
+        "fail": {"id": "a"},
+        "signal": {"id": "a", "name": "go", "value": None},
+    }
+    for action, body in bodies.items():
         answer = server.post("queue", "enrihc", action, body=body)
         assert answer.status == 404
         assert "did you mean 'enrich'" in answer.json["error"]["message"]

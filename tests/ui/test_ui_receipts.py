@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -153,15 +154,19 @@ def test_payloads_of_what_waits_are_read_for_a_search(serve: Serve, fleet: Fleet
 # ---- signals ----
 
 
-def waiting(fleet: Fleet) -> None:
-    """A durable task `order-7` that waits for the signal `approved`."""
+def waiting(fleet: Fleet) -> list[str]:
+    """A durable task `order-7` that waits for the signal `approved`; the name of the step before that."""
+    steps = ["pack"]
 
     @fleet.task("orders")
     def order() -> str:
+        for name in steps:
+            limpet.step(int, name=name)
         return str(limpet.wait_signal("approved"))
 
     order.using(id="order-7").push()
     drain(fleet)
+    return steps
 
 
 def test_a_signal_is_sent_and_the_first_of_a_name_counts(serve: Serve, fleet: Fleet) -> None:
@@ -169,8 +174,16 @@ def test_a_signal_is_sent_and_the_first_of_a_name_counts(serve: Serve, fleet: Fl
     server = serve(fleet)
     assert server.get("queue", "orders", "task", "order-7").json["signal"] == "approved"
     body = {"id": "order-7", "name": "approved", "value": {"by": HOSTILE}}
-    assert server.post("queue", "orders", "signal", body=body).json["sent"] is True
+    misspelt = server.post("queue", "orders", "signal", body={**body, "name": "aproved"})
+    assert misspelt.error == (400, "BadRequestException")
+    assert "it waits for 'approved'" in misspelt.json["error"]["message"]
+    later = server.post("queue", "orders", "signal", body={**body, "name": "packed", "early": True}).json
+    assert later == {"sent": True, "awaited": False}
+    assert server.post("queue", "orders", "signal", body=body).json == {"sent": True, "awaited": True}
     assert server.post("queue", "orders", "signal", body={**body, "value": None}).json["sent"] is False
+    keys = QueueKeys.of("orders")
+    sent = json.loads(fleet.store.get(keys.signal("order-7", 0, "approved")).data)
+    assert sent["label"] == f"dashboard at {fleet.runtime.label}"
     drain(fleet)
     assert fleet.queue("orders").result("order-7").value == str({"by": HOSTILE})
     assert server.post("queue", "orders", "signal", body=body).status == 404, "it has ended"
@@ -193,3 +206,17 @@ def test_a_wrong_signal_is_refused_and_sent_to_nobody(serve: Serve, fleet: Fleet
     server = serve(fleet)
     assert server.post("queue", "orders", "signal", body=body).error == (400, "BadRequestException")
     assert server.get("queue", "orders", "task", "order-7").json["state"] == "suspended"
+
+
+def test_a_task_that_waits_for_code_can_be_failed(serve: Serve, fleet: Fleet) -> None:
+    waiting(fleet)[0] = "ship"
+    fleet.queue("orders").signal("order-7", "approved")
+    drain(fleet)
+    server = serve(fleet)
+    found = server.get("queue", "orders", "task", "order-7").json
+    assert (found["state"], found["waits_for_code"]) == ("suspended", True)
+    [queue] = server.get("overview").json["queues"]
+    assert queue["waits_for_code"] == 1
+    assert server.post("queue", "orders", "fail", body={"id": "order-7"}).json == {"failed": True}
+    assert server.get("queue", "orders", "task", "order-7").json["state"] == "failed"
+    assert server.post("queue", "orders", "fail", body={}).status == 400

@@ -20,6 +20,7 @@ from limpet.app.overview import CappedStore, FleetOverview
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.kernel.keys import TASK, IndexKeys, QueueKeys
 from limpet.kernel.store.metered import AS_OF
+from limpet.queue.durable import WAITS_FOR_CODE
 from limpet.queue.entry import read_task
 from limpet.queue.inspect import Inspection, kind_of
 from limpet.queue.storage import Storage
@@ -182,6 +183,7 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     ]
     steps = found.get("steps", ())
     shown["reason"] = cut(found.get("reason"))
+    shown["waits_for_code"] = shown["reason"].startswith(WAITS_FOR_CODE)
     shown["steps"] = [
         {"number": step["number"], "error": cut(step["error"])}
         if "error" in step

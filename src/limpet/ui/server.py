@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 import limpet
+from limpet.app.fleet import in_store
 from limpet.app.health import Limits
 from limpet.app.history import FleetHistory
 from limpet.app.overview import FleetOverview, OverviewWatch
@@ -235,6 +236,7 @@ class _SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: _NameText
     name: _NameText
+    early: bool = False
 
 
 class _FailuresBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -362,6 +364,7 @@ class UiPart(ServicePart):
             "queue/{queue}/resume": partial(self._pause, False),
             "queue/{queue}/push": self._push,
             "queue/{queue}/signal": self._signal,
+            "queue/{queue}/fail": self._fail,
             "catalog/undrop": self._undrop,
         }
         return [self._route("POST", path, self._acting(handler), "write") for path, handler in table.items()]
@@ -475,8 +478,15 @@ class UiPart(ServicePart):
 
     def _signal(self, request: Request) -> dict[str, Any]:
         value, body = _valued(request, "value", _SignalBody)
-        handle = self._fleet.queue(request.names[0], create=False)
-        return {"sent": handle.signal(body.id, body.name, value)}
+        handle = in_store(self._fleet.queue(request.names[0], create=False), "send a signal")
+        who = "dashboard" if request.caller.name in ("", DEFAULT) else request.caller.name
+        sender = f"{who} at {self._fleet.runtime.label}"
+        sent = handle.send_signal(body.id, body.name, value, early=body.early, sender=sender)
+        return {"sent": sent.first, "awaited": sent.awaited}
+
+    def _fail(self, request: Request) -> dict[str, Any]:
+        body = request.struct(_IdBody)
+        return {"failed": self._fleet.queue(request.names[0], create=False).fail(body.id)}
 
     def _undrop(self, request: Request) -> dict[str, Any]:
         body = request.struct(_TableBody)

@@ -57,6 +57,7 @@ function idle(queue) {
   return [
     queue.cancelled ? [" ", badge(`${short(queue.cancelled)}${bound("cancelled")} cancelled`)] : null,
     queue.suspended ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.suspended)}${bound("suspended")} suspended`))] : null,
+    queue.waits_for_code ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.waits_for_code)}${bound("waits_for_code")} waits for code`, "bad"))] : null,
     rests > 0 ? h("span", { class: "phone-only" }, " ", badge(`${short(rests)}${bound("resting")} resting`)) : null,
   ];
 }

@@ -203,7 +203,7 @@ export function queuePage(state, queue, task) {
       summary ? h("div", { class: "tiles" },
         tile("Waiting", short(summary.waiting) + bound("waiting"), { zero: !summary.waiting, sub: `${short(summary.scheduled)} scheduled` }),
         tile("Running", short(summary.in_flight) + bound("in_flight"), { zero: !summary.in_flight, sub: `${short(summary.done)} done in batches` }),
-        tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, sub: summary.suspended ? `${short(summary.suspended)}${bound("suspended")} suspended` : "until the next try" }),
+        tile("Resting", short(summary.resting) + bound("resting"), { zero: !summary.resting, bad: summary.waits_for_code > 0, sub: summary.waits_for_code ? `${short(summary.waits_for_code)}${bound("waits_for_code")} wait for code that fits` : summary.suspended ? `${short(summary.suspended)}${bound("suspended")} suspended` : "until the next try" }),
         tile("Failed", short(summary.failed) + bound("failed"), { bad: summary.failed > 0, zero: !summary.failed, sub: summary.cancelled ? `${short(summary.cancelled)}${bound("cancelled")} cancelled` : "not retried" }),
         tile("Completed", short(summary.completed) + bound("completed"), { zero: !summary.completed, sub: "receipts kept" }),
         tile("Oldest", oldest(summary, found.read_at.queues), { zero: summary.oldest_s === null, sub: "not ended" }),

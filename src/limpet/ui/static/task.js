@@ -61,11 +61,12 @@ export async function showTask(queue, id, writes, changed) {
 
 function drawTask(found, { queue, writes, changed, dialog, body, foot }) {
   const first = !body.querySelector("dl");
-  const act = (title, what, button, verb, danger) => h("button", { type: "button", "data-key": verb, class: danger ? "danger" : "primary", onclick: () => { dialog.close(); confirm(title, what, button, async () => { await post(["queue", queue, verb], { id: found.id }, `${verb} ${found.id} of ${queue}`); toast(`${verb === "retry" ? "Retried" : "Cancelled"}: ${found.id}`); changed(); }, { danger }); } }, button);
+  const act = (title, what, button, verb, danger) => h("button", { type: "button", "data-key": verb, class: danger ? "danger" : "primary", onclick: () => { dialog.close(); confirm(title, what, button, async () => { await post(["queue", queue, verb], { id: found.id }, `${verb} ${found.id} of ${queue}`); toast(`${{ retry: "Retried", cancel: "Cancelled", fail: "Failed" }[verb]}: ${found.id}`); changed(); }, { danger }); } }, button);
   const ended = ["completed", "failed", "cancelled"].includes(found.state);
   const buttons = [];
   if (writes && !ended && !found.tasks && (found.signal || found.steps.length)) buttons.push(h("button", { type: "button", "data-key": "signal", class: found.signal ? "primary" : "", onclick: () => { dialog.close(); sendSignal(queue, found, changed); } }, "Send a signal"));
   if (writes && found.state === "failed") buttons.push(act("Retry this task?", `${found.id} is pushed to ${queue} again, with fresh attempts and a new id.${found.steps.length ? ` Its recorded steps are kept; \`limpet queue retry ${queue} ${found.id} --from-scratch\` forgets them.` : ""}`, "Retry", "retry", false));
+  if (writes && found.waits_for_code) buttons.push(act("Fail it?", `${found.id} ends as failed, and can be retried with its recorded steps. Without this it goes on by itself when code that fits is deployed.`, "Fail the task", "fail", true));
   if (writes && !ended && !found.batch) buttons.push(act("Cancel it?", `${found.id} is taken out of ${queue}. A handler that runs already is not stopped; if it succeeds, that counts.`, "Cancel the task", "cancel", true));
   const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, moment(each.at), `, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
   if (attempts.length && first) attempts.at(-1).open = true;
@@ -92,13 +93,14 @@ function sendSignal(queue, found, changed) {
   const name = h("input", { autocomplete: "off", spellcheck: "false", required: true, value: found.signal ?? "" });
   const value = h("textarea", { required: true, spellcheck: "false" });
   value.value = "null";
-  const other = h("span", { class: "muted", "aria-live": "polite" });
-  name.addEventListener("input", () => (other.textContent = found.signal && name.value.trim() !== found.signal ? `It waits for “${found.signal}”. A signal of another name does not wake it.` : ""));
-  const fields = [h("label", { class: "field" }, h("span", {}, "Name"), name, other), h("label", { class: "field" }, h("span", {}, "Value, as JSON: what the task gets"), value)];
+  const early = h("input", { type: "checkbox" });
+  const other = h("label", { class: "check", hidden: true }, early, ` It waits for “${found.signal}”. Keep this signal for a later wait`);
+  name.addEventListener("input", () => (other.hidden = !found.signal || name.value.trim() === found.signal));
+  const fields = [h("label", { class: "field" }, h("span", {}, "Name"), name), other, h("label", { class: "field" }, h("span", {}, "Value, as JSON: what the task gets"), value)];
   confirm(`Send a signal to ${found.id}?`, found.signal ? `The task waits for “${found.signal}”. The first signal of a name counts.` : "The task gets it when it waits for it. The first signal of a name counts.", "Send", async () => {
-    const body = { id: found.id, name: name.value.trim(), value: jsonOf(value) };
-    const { sent } = await post(["queue", queue, "signal"], body, `signal ${body.name} to ${found.id} of ${queue}`);
-    toast(sent ? `${found.id} gets “${body.name}”` : `“${body.name}” was sent to ${found.id} before, and the first one counts: nothing was changed`, sent ? "" : "bad");
+    const body = { id: found.id, name: name.value.trim(), value: jsonOf(value), early: early.checked };
+    const { sent, awaited } = await post(["queue", queue, "signal"], body, `signal ${body.name} to ${found.id} of ${queue}`);
+    toast(sent ? (awaited ? `${found.id} gets “${body.name}”` : `Sent: ${found.id} does not wait for “${body.name}” yet`) : `“${body.name}” was sent to ${found.id} before, and the first one counts: nothing was changed`, sent ? "" : "bad");
     changed();
   }, { fields });
 }
