@@ -41,6 +41,7 @@ NOTES_SHOWN = 10
 TEXT_CHARS_MAX = 20_000
 CELL_CHARS_MAX = 1000
 STEP_CHARS_MAX = 2000
+NAME_CHARS_MAX = 200
 STEPS_SHOWN = 200
 SEARCHED_BYTES_MAX = 64 << 10
 """Larger tasks are not searched."""
@@ -169,7 +170,7 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     found = inspection(fleet, queue, "show a task").describe(id_)
     if found is None:
         raise Missing(f"there is no task {id_!r} in queue {queue!r}", hint="receipts are kept for a time only")
-    bounded = ("payload", "result", "errors", "traceback", "steps", "reason")
+    bounded = ("payload", "result", "errors", "traceback", "steps", "signals", "reason")
     shown = {name: value for name, value in found.items() if name not in bounded}
     shown["error"] = cut(found.get("error"), TEXT_CHARS_MAX)
     shown["failed"] = [*found["failed"]][:ENTRIES_SHOWN] if isinstance(found.get("failed"), list) else []
@@ -184,14 +185,32 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     steps = found.get("steps", ())
     shown["reason"] = cut(found.get("reason"))
     shown["waits_for_code"] = shown["reason"].startswith(WAITS_FOR_CODE)
-    shown["steps"] = [
-        {"number": step["number"], "error": cut(step["error"])}
-        if "error" in step
-        else {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
-        for step in steps[-STEPS_SHOWN:]
-    ]
+    shown["steps"] = [_step_facts(step) for step in steps[-STEPS_SHOWN:]]
     shown["steps_before"] = max(0, len(steps) - STEPS_SHOWN)
-    return shown
+    shown["signals"] = [
+        {**signal, "value": cut(json_text(signal["value"]), STEP_CHARS_MAX)} for signal in _signals(found, steps)
+    ]
+    return {"children": [], **shown}
+
+
+def _step_facts(step: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in step:
+        return {"number": step["number"], "error": cut(step["error"])}
+    if "value" not in step:
+        kept = f"not kept: {step['value_bytes']:,} bytes, SHA-256 {step['value_sha256']}"
+        return {**step, "value": kept}
+    return {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
+
+
+def _signals(found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The signals to a task: those that are stored, and of one that has completed those that its steps recorded."""
+    signals = {signal["name"]: signal for signal in found.get("signals", ())}
+    for step in steps:
+        got = step.get("value")
+        if step.get("kind") == "signal" and isinstance(got, dict) and got.get("came", True):
+            about = {"by": cut(got.get("by"), NAME_CHARS_MAX), "at": cut(got.get("sent_at"), 40)}
+            signals.setdefault(step["name"], {"name": step["name"], **about, "value": got.get("value")})
+    return [*signals.values()][:STEPS_SHOWN]
 
 
 def retry_group(fleet: Fleet, queue: str, kind: str) -> list[str]:

@@ -75,6 +75,12 @@ export function span(seconds) {
   return `${Math.round(s / 86400)} days`;
 }
 
+/** A span of time of a handler: exact where it is short. */
+export function tookText(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return seconds >= 10 ? span(seconds) : seconds >= 1 ? `${seconds.toFixed(1)} s` : seconds < 0.001 ? "<1 ms" : `${Math.round(seconds * 1000)} ms`;
+}
+
 const seconds_since = (at) => (Date.now() - new Date(at).getTime()) / 1000;
 
 // Times are those of this browser's zone; on hover they are in UTC too.

@@ -1,12 +1,13 @@
 // What the lists of a queue show: a search over them, and the list of what ended lately.
 
 import { get } from "./api.js";
-import { ago, badge, count, empty, h, moment, problem, refill, span, table } from "./dom.js";
+import { ago, badge, count, empty, h, moment, problem, refill, table, tile, tookText } from "./dom.js";
 import { stateOf } from "./task.js";
 
 const SEARCHED_CHARS = 80;
 const AGAIN_MS = 5000;
 const FIRST = 25;
+const OPEN = "limpet-ui-ended";
 
 // ---- search ----
 
@@ -45,12 +46,6 @@ export function searchBar(changed, entered) {
 
 // ---- what ended lately ----
 
-/** A span of time of a handler: exact where it is short. */
-export function tookText(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  return seconds >= 10 ? span(seconds) : seconds >= 1 ? `${seconds.toFixed(1)} s` : seconds < 0.001 ? "<1 ms" : `${Math.round(seconds * 1000)} ms`;
-}
-
 /** The tasks that ended last. They are read when the list is opened, and then again when the queue changes. */
 export function endedList(queue, search, opens) {
   const note = h("span", { class: "note" }, "completed, failed and cancelled; the newest first");
@@ -61,6 +56,7 @@ export function endedList(queue, search, opens) {
   let readAt = 0;
   let timer = null;
   let all = false;
+  element.open = localStorage.getItem(OPEN) === "yes";
 
   async function read() {
     readAt = Date.now();
@@ -74,6 +70,13 @@ export function endedList(queue, search, opens) {
 
   function state(each) {
     return each.state === "completed" && each.failed ? [stateOf(each), " ", badge(`${count(each.failed)} failed`, "bad")] : stateOf(each);
+  }
+
+  /** How long handlers took, of those that completed lately. */
+  function durations(took) {
+    if (!took?.tasks) return null;
+    const of = `of ${count(took.tasks)} that completed lately`;
+    return h("div", { class: "tiles inner" }, tile("Half take at most (p50)", tookText(took.p50_s), { sub: of }), tile("99 of 100 at most (p99)", tookText(took.p99_s), { sub: of }), tile("The longest", tookText(took.longest_s), { sub: of }));
   }
 
   const row = (each) => [
@@ -93,13 +96,17 @@ export function endedList(queue, search, opens) {
     if (found.more) notes.push(`the last ${count(found.ended.length)} are listed`);
     if (found.sampled) notes.push("of many receipts only those of the tasks that were pushed last are looked at: retries, and tasks with ids of your own, may be missing");
     if (found.unreadable) notes.push(`${count(found.unreadable)} unreadable receipts are passed over`);
-    return refill(body, wrong ? problem(wrong) : null,
+    return refill(body, wrong ? problem(wrong) : null, durations(found.durations),
       shown.length ? table("ended", [["Task", "id"], ["Error, or payload", "wide phone-off"], ["State", ""], ["Took", "num"], ["Attempts", "num phone-off"], ["Ended", "num nowrap"], ["At", "nowrap phone-off"]], shown.map(row)) : empty(found.ended.length ? "Nothing that ended lately fits the search." : "Nothing has ended here, or its receipts are gone."),
       left ? h("p", { class: "empty" }, h("button", { type: "button", class: "small", "data-key": "all ended", onclick: () => { all = true; draw(); } }, `Show ${count(left)} more`)) : null,
       notes.length ? h("p", { class: "source" }, notes.join("; ")) : null);
   }
 
-  element.addEventListener("toggle", () => element.open && (draw(), read()));
+  element.addEventListener("toggle", () => {
+    localStorage.setItem(OPEN, element.open ? "yes" : "no");
+    if (element.open) draw();
+    if (element.open) read();
+  });
   return {
     element,
     draw: () => element.open && draw(),

@@ -71,6 +71,7 @@ export function queuePage(state, queue, task) {
       payloads.of = await get("queue", queue, "payloads");
       draw();
     } catch (error) {
+      payloads.asked = new Set();
       search.say(`payloads cannot be searched: ${error.message}`);
     }
   }

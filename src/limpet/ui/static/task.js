@@ -1,7 +1,7 @@
-// One task: its facts, the timeline of its steps, its attempts, and what can be done about it.
+// One task, waiting or ended: its facts, the timeline of its steps, its signals, parent and children, its attempts, and what can be done about it.
 
 import { get, post } from "./api.js";
-import { ago, badge, both, confirm, count, empty, facts, h, moment, path, problem, reader, refill, span, toast } from "./dom.js";
+import { ago, badge, both, confirm, count, empty, facts, h, link, moment, path, problem, reader, refill, span, table, toast, tookText } from "./dom.js";
 
 const STATES = { running: "good", overdue: "bad", resting: "warn", suspended: "warn", completed: "good", failed: "bad", cancelled: "bad" };
 
@@ -18,14 +18,12 @@ function ran(step) {
 }
 
 /** How long a step took, or was waited for. */
-function took(step) {
-  const seconds = Math.max(step.took_s, step.waited_s ?? 0);
-  return seconds >= 1 ? span(seconds) : seconds < 0.001 ? "<1 ms" : `${Math.round(seconds * 1000)} ms`;
-}
+const took = (step) => tookText(Math.max(step.took_s, step.waited_s ?? 0));
 
 /** The recorded steps of a durable task, each with a bar that says when it ran, and what the task waits for. */
 function timeline(found) {
-  if (!found.steps.length && !found.reason) return null;
+  const gone = found.steps_lost ? "Its steps were not kept: the worker that wrote them died, or had another version." : found.steps_left_out ? `${count(found.steps_left_out)} steps are left out: the history of a task is bounded.` : "";
+  if (!found.steps.length && !found.reason) return gone ? h("div", {}, h("h3", {}, "Steps"), h("p", { class: "muted" }, gone)) : null;
   const runs = found.steps.filter((each) => each.at).map(ran);
   const since = found.suspended_at ? Date.parse(found.suspended_at) : Date.now();
   const first = Math.min(since, ...runs.map(([began]) => began));
@@ -38,7 +36,24 @@ function timeline(found) {
       h("div", { class: "pad" }, h("p", { class: "muted" }, `step ${each.number}, `, moment(each.at), `, in ${each.worker}`), h("pre", {}, each.value)));
   };
   const waits = found.reason ? h("div", { class: "waiting" }, badge("suspended", "warn"), h("span", { class: "error" }, found.reason), bar(since, last, "open"), h("span", { class: "faint nowrap", title: both(found.suspended_at) }, span((last - since) / 1000))) : null;
-  return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `the last ${count(found.steps.length)}; ${count(found.steps_before)} before them are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits));
+  return h("div", { class: "steps" }, h("h3", {}, "Steps"), found.steps_before ? h("p", { class: "muted" }, `the last ${count(found.steps.length)}; ${count(found.steps_before)} before them are not shown`) : null, h("div", { class: "panel" }, found.steps.map(line), waits), gone ? h("p", { class: "muted" }, gone) : null);
+}
+
+const task = (each) => link(path("queue", each.queue, each.id), each.id, { class: "link mono" });
+
+/** The signals that it got, and who sent each. */
+function signals(found) {
+  if (!found.signals.length) return null;
+  const rows = found.signals.map((each) => [each.name, each.by || h("span", { class: "zero" }, "–"), each.at ? moment(each.at) : "–", h("span", { class: "mono" }, each.value)]);
+  return h("div", {}, h("h3", {}, "Signals"), h("div", { class: "panel" }, table("signals", [["Signal", "name"], ["Sent by", "wide"], ["At", "nowrap phone-off"], ["Value", "wide"]], rows)));
+}
+
+/** The tasks that its steps have pushed, with their states. */
+function children(found) {
+  if (!found.children.length) return null;
+  const rows = found.children.map((each) => [task(each), each.queue, stateOf(each)]);
+  const more = found.pushed - found.children.length;
+  return h("div", {}, h("h3", {}, "Children"), h("div", { class: "panel" }, table("children", [["Task", "id"], ["Queue", "wide"], ["State", ""]], rows), more > 0 ? h("p", { class: "empty" }, `and ${count(more)} more`) : null));
 }
 
 export async function showTask(queue, id, writes, changed) {
@@ -71,8 +86,10 @@ function drawTask(found, { queue, writes, changed, dialog, body, foot }) {
   const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, moment(each.at), `, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
   if (attempts.length && first) attempts.at(-1).open = true;
   refill(body,
-    facts(["State", stateOf(found)], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Error", attempts.length ? null : found.error]),
+    facts(["State", stateOf(found)], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Pushed by", found.parent ? [task(found.parent), ` of ${found.parent.queue}, step ${found.parent.step}`] : null], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Began", found.began_at ? moment(found.began_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Handler took", found.took_s === undefined || found.took_s === null ? null : tookText(found.took_s)], ["Error", attempts.length ? null : found.error]),
     timeline(found),
+    signals(found),
+    children(found),
     attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
     found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
     found.payload === undefined ? null : h("div", {}, h("h3", {}, "Payload"), h("pre", {}, found.payload)),
