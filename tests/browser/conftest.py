@@ -59,8 +59,9 @@ def browser() -> Iterator[Any]:
     """Chromium."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=15_000)
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS])
         yield made

@@ -298,6 +298,17 @@ def shown_task(page: Any) -> None:
     expect(page.get_by_role("dialog")).to_contain_text("Payload")
 
 
+def opened_ended(page: Any) -> None:
+    page.locator("details.ended summary").click()
+    expect(page.locator("details.ended tbody tr").first).to_be_visible()
+
+
+def searched(page: Any) -> None:
+    page.get_by_label("Search what is listed").fill("slow")
+    expect(page.locator(".search")).to_contain_text("that are listed")
+    page.get_by_label("Search what is listed").fill("")
+
+
 def found_record(page: Any) -> None:
     page.get_by_label("The domain of a record").fill("company7.example")
     page.get_by_role("button", name="Find").click()
@@ -318,7 +329,7 @@ def test_open_pages_ask_nothing_while_the_fleet_is_idle(page: Any, dashboard: Da
     """The feed alone reads the fleet, at most 200 requests an hour (`tests/app/test_overview.py`)."""
     acts: list[tuple[str, Sequence[Callable[[Any], None]]]] = [
         ("", ()),
-        ("queue/enrich", (shown_task,)),
+        ("queue/enrich", (opened_ended, searched, shown_task)),
         ("index/companies", (found_record, run_sql)),
         ("catalog/sales/orders", (compared,)),
         ("locks", ()),

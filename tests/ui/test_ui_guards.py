@@ -17,6 +17,7 @@ from support.servers.process import Bucket
 from ui.conftest import OWN, Serve
 
 TOKEN = "a-token-of-these-tests"
+SIGNAL = {"id": "a", "name": "go", "value": None}
 STATIC = files("limpet.ui") / "static"
 NAMES = sorted(each.name for each in STATIC.iterdir())
 
@@ -70,6 +71,7 @@ def test_rights_of_a_token(serve: Serve) -> None:
     assert server.get("config", headers=bearer("r" * 20)).json["writes"] is False
     assert server.get("queue", "mail", headers=bearer("r" * 20)).status == 200
     assert server.post("queue", "mail", "pause", body={}, headers=bearer("r" * 20)).status == 403
+    assert server.post("queue", "mail", "signal", body=SIGNAL, headers=bearer("r" * 20)).status == 403
     assert server.get("overview", headers=bearer("n" * 20)).status == 403
     assert server.post("queue", "mail", "pause", body={}, headers=bearer("n" * 20)).status == 403
     assert not fleet.queue("mail").stats().paused
@@ -121,7 +123,14 @@ def test_read_only_dashboard_changes_nothing(serve: Serve) -> None:
     fleet.queue("mail").push({}, id="a")
     server = serve(limpet.open("memory://ui-read-only", read_only=True), read_only=True)
     assert server.get("config").json["writes"] is False
-    for action, body in {"pause": {}, "resume": {}, "push": {"payload": {}}, "cancel": {"id": "a"}}.items():
+    for action, body in {
+        "pause": {},
+        "resume": {},
+        "push": {"payload": {}},
+        "cancel": {"id": "a"},
+        "fail": {"id": "a"},
+        "signal": SIGNAL,
+    }.items():
         answer = server.post("queue", "mail", action, body=body)
         assert answer.status == 403
         assert "read-only" in answer.json["error"]["message"]

@@ -16,7 +16,7 @@ from limpet.kernel.runtime import system
 from limpet.queue import summary
 from limpet.queue.claim import EntryClaim
 from limpet.testing import drain
-from limpet.ui import facts
+from limpet.ui import facts, receipts
 from limpet.ui import server as ui_server
 from support.catalog import append
 from support.costs import plus, requests
@@ -143,7 +143,7 @@ def test_cost_of_a_queue_page_and_unreadable_receipts_are_passed_over_and_counte
 
 
 def test_more_failures_than_are_read(serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "FAILED_READ", 3)
+    monkeypatch.setattr(receipts, "FAILED_READ", 3)
     fail_some(fleet)
     found = serve(fleet).get("queue", "enrich").json
     assert (found["failed_read"], found["failed_more"]) == (3, True)
@@ -379,7 +379,15 @@ def test_wrong_bodies_are_refused(serve: Serve, fleet: Fleet, action: str, body:
 def test_typo_creates_no_queue(serve: Serve, fleet: Fleet) -> None:
     fleet.queue("enrich").push({})
     server = serve(fleet)
-    for action, body in {"push": {"payload": {}}, "pause": {}, "retry": {"all": True}, "cancel": {"id": "a"}}.items():
+    bodies: dict[str, dict[str, Any]] = {
+        "push": {"payload": {}},
+        "pause": {},
+        "retry": {"all": True},
+        "cancel": {"id": "a"},
+        "fail": {"id": "a"},
+        "signal": {"id": "a", "name": "go", "value": None},
+    }
+    for action, body in bodies.items():
         answer = server.post("queue", "enrihc", action, body=body)
         assert answer.status == 404
         assert "did you mean 'enrich'" in answer.json["error"]["message"]

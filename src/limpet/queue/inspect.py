@@ -6,7 +6,7 @@ Nothing is written: a read-only key is enough.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
@@ -278,7 +278,17 @@ class Inspection(TaskResults):
     def _ended_entries(
         self, state: Literal["failed", "completed"], on_unreadable: Callable[[LimpetError], None] | None
     ) -> Iterator[dict[str, Any]]:
-        listing = self._store.list(self._keys.failed if state == "failed" else self._keys.completed)
+        folder = self._keys.failed if state == "failed" else self._keys.completed
+        return (facts for _, _, facts in self.ended(self._store.list(folder), on_unreadable))
+
+    def ended(
+        self, stats: Iterable[Stat], on_unreadable: Callable[[LimpetError], None] | None = None
+    ) -> Iterator[tuple[Key, Receipt, dict[str, Any]]]:
+        """The receipts that a listing showed, each with its facts as in `entries`; no task that was retried.
+
+        Cost: 1 GET each; for a batch in failed/ 2 LISTs more.
+        """
+        listing = iter(stats)
         while some := [*islice(listing, RECEIPTS_AT_ONCE)]:
             for key, blob in self._store.get_many([stat.key for stat in some]).items():
                 if isinstance(blob, Missing):
@@ -292,18 +302,23 @@ class Inspection(TaskResults):
                     continue
                 receipt = seen.value
                 if receipt.state != "retried":
-                    tasks = receipt.count if state == "completed" else self._stands_for(name_of_receipt(key))
-                    yield {
-                        "id": receipt.id,
-                        "state": receipt.state,
-                        "tasks": tasks,
-                        "failed": len(receipt.failed) if receipt.state == "completed" else tasks,
-                        "attempts": receipt.attempts,
-                        "age_s": self._since_s(seen.modified),
-                        "finished_at": receipt.finished_at,
-                        "worker": receipt.label,
-                        "error": receipt.error,
-                    }
+                    is_done = receipt.state == "completed"
+                    tasks = receipt.count if is_done else self._stands_for(name_of_receipt(key))
+                    yield (
+                        key,
+                        receipt,
+                        {
+                            "id": receipt.id,
+                            "state": receipt.state,
+                            "tasks": tasks,
+                            "failed": len(receipt.failed) if is_done else tasks,
+                            "attempts": receipt.attempts,
+                            "age_s": self._since_s(seen.modified),
+                            "finished_at": receipt.finished_at,
+                            "worker": receipt.label,
+                            "error": receipt.error,
+                        },
+                    )
 
     def describe(self, id_: str | int) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.

@@ -48,7 +48,8 @@ class TaskRow:
 
     `payload` and `result` are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry
     of such a task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without a
-    limit. `reason`: what a suspended one waits for. `overdue`: its worker has not renewed its claim in time.
+    limit. `reason`: what a suspended one waits for; `signal`: of the signal that it waits for, the name. `overdue`: its
+    worker has not renewed its claim in time.
     """
 
     id: str
@@ -64,6 +65,7 @@ class TaskRow:
     due_at: datetime | None = None
     finished_at: datetime | None = None
     reason: str | None = None
+    signal: str | None = None
     tasks: int = 1
     done: int = 0
     overdue: bool = False
@@ -89,6 +91,7 @@ class TaskRow:
             }
         if self.state == "suspended":
             facts |= {"reason": self.reason, "suspended_at": self.suspended_at}
+            facts |= {} if self.signal is None else {"signal": self.signal}
             facts |= {} if self.due_at is None else {"due_at": self.due_at}
         return facts
 
@@ -275,7 +278,7 @@ def with_lease(row: TaskRow, seen: Versioned[EntryLease], n: int | None, now: da
         others = f", and {len(suspended) - 1} more" if len(suspended) > 1 else ""
         dues = (until(each, modified) for each in suspended.values())
         due_at = min((due for due in dues if due is not None), default=None)
-        about = {"reason": first.reason + others, "suspended_at": first.since, "due_at": due_at}
+        about = {"reason": first.reason + others, "signal": first.signal, "suspended_at": first.since, "due_at": due_at}
     elif state == "resting":
         wait_s = record.wait_s if n is None else record.waits.get(n, record.wait_s)
         about = {"due_at": modified + timedelta(seconds=wait_s)}

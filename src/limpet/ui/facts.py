@@ -5,7 +5,8 @@ Text that was stored by others is cut to a bounded length here; the page shows i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,39 +18,36 @@ from limpet.app.history import DepthHistory, FinishRate, FleetHistory
 from limpet.app.indexes import demand_index
 from limpet.app.overview import CappedStore, FleetOverview
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
-from limpet.kernel.keys import IndexKeys, QueueKeys
+from limpet.kernel.keys import TASK, IndexKeys, QueueKeys
 from limpet.kernel.store.metered import AS_OF
+from limpet.queue.durable import WAITS_FOR_CODE
+from limpet.queue.entry import read_task
 from limpet.queue.inspect import Inspection, kind_of
 from limpet.queue.storage import Storage
 from limpet.queue.summary import QueueSummary
+from limpet.ui.receipts import PAYLOAD_CHARS_MAX, EndedTasks, ReceiptRows, cut
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog
     from limpet.catalog.records import CommitRecord, Row
 
 ENTRIES_SHOWN = 100
-FAILED_READ = 200
 QUARANTINE_SHOWN = 50
 NAMES_SHOWN = 2000
 COMMITS_SHOWN = 50
 SNAPSHOTS_SHOWN = 50
 ROWS_SHOWN = 500
 NOTES_SHOWN = 10
-ERROR_CHARS_MAX = 500
 TEXT_CHARS_MAX = 20_000
 CELL_CHARS_MAX = 1000
 STEP_CHARS_MAX = 2000
+NAME_CHARS_MAX = 200
 STEPS_SHOWN = 200
-GROUP_IDS = 20
+SEARCHED_BYTES_MAX = 64 << 10
+"""Larger tasks are not searched."""
 PROBES = 3
 NOT_IN_OVERVIEW = ("sizes", "backlog", "columns")
 KINDS = {"n": "namespace", "t": "table", "v": "view"}
-
-
-def cut(text: object, most: int = ERROR_CHARS_MAX) -> str:
-    """A text of bounded length; None is empty."""
-    found = "" if text is None else str(text)
-    return found if len(found) <= most else f"{found[:most]}… ({len(found):,} characters)"
 
 
 def json_text(value: Any) -> str:
@@ -118,12 +116,12 @@ def _queue_facts(each: QueueSummary, rate: FinishRate | None, depth: DepthHistor
 # ---- a queue ----
 
 
-def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
+def queue_facts(fleet: Fleet, name: str, rows: ReceiptRows | None = None) -> dict[str, Any]:
     """What is at work, rests, is scheduled and has failed in a queue.   Raises: Missing; Unsupported on SQS.
 
     Receipts of failed tasks that cannot be read are passed over, and counted.
-    Cost: 4 LISTs; 1 GET for each of the first 100 entries that has a lease, and for each receipt in failed/ until 200
-    failed tasks are found.
+    Cost: 4 LISTs; 1 GET for each of the first 100 entries that has a lease, and for each receipt in failed/ that is not
+    in `rows`, until 200 failed tasks are found.
     """
     if name not in fleet.queues():
         demand_queue(fleet, fleet.queue(name))
@@ -131,9 +129,6 @@ def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
     reader = Inspection(Storage(CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name), fleet.runtime))
     pending = [*islice(reader.entries("pending"), ENTRIES_SHOWN + 1)]
     scheduled = [*islice(reader.entries("scheduled"), ENTRIES_SHOWN + 1)]
-    unreadable: list[str] = []
-    ended = reader.entries("failed", lambda error: unreadable.append(cut(error)))
-    failed = [*islice((row for row in ended if row["state"] == "failed"), FAILED_READ)]
     return {
         "queue": name,
         "pending": [
@@ -142,33 +137,28 @@ def queue_facts(fleet: Fleet, name: str) -> dict[str, Any]:
         "pending_more": len(pending) > ENTRIES_SHOWN,
         "scheduled": scheduled[:ENTRIES_SHOWN],
         "scheduled_more": len(scheduled) > ENTRIES_SHOWN,
-        "groups": _groups(failed),
-        "failed_read": len(failed),
-        "failed_more": len(failed) == FAILED_READ,
-        "unreadable": len(unreadable),
-        "unreadable_error": unreadable[0] if unreadable else "",
+        **EndedTasks(fleet, name, rows).groups(),
     }
 
 
-def _groups(failed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Failed tasks by error without the figures in it, the most frequent first."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in failed:
-        groups.setdefault(kind_of(row["error"] or ""), []).append(row)
-    found = [
-        {
-            "error": kind,
-            "count": sum(row["tasks"] for row in rows),
-            "last_at": max(row["finished_at"] for row in rows),
-            "tasks": [
-                {**{name: row[name] for name in ("id", "finished_at", "worker")}, "error": cut(row["error"])}
-                for row in rows[:GROUP_IDS]
-            ],
-            "more": len(rows) > GROUP_IDS,
-        }
-        for kind, rows in groups.items()
-    ]
-    return sorted(found, key=lambda each: (-each["count"], each["error"]))
+def payload_facts(fleet: Fleet, name: str) -> dict[str, str]:
+    """The payloads of the first 100 single tasks that wait and of 100 that are scheduled, as text, by id.
+
+    Raises: Unsupported on SQS.   Cost: 2 LISTs, and 1 GET each.
+    """
+    inspection(fleet, name, "list its tasks")
+    store, keys = CappedStore(fleet.store, fleet.runtime), QueueKeys.of(name)
+    pending = (each.key for each in store.list(keys.pending) if each.key.endswith(f"/{TASK}"))
+    scheduled = (each.key for each in store.list(keys.scheduled))
+    wanted = [*islice(pending, ENTRIES_SHOWN), *islice(scheduled, ENTRIES_SHOWN)]
+    payloads: dict[str, str] = {}
+    for key, blob in store.get_many(wanted, size_max=SEARCHED_BYTES_MAX).items():
+        with suppress(LimpetError):  # what has ended meanwhile, is too large or cannot be read is not searched
+            if isinstance(blob, LimpetError):
+                raise blob
+            task = read_task(blob.data, what=key)
+            payloads[task.id] = cut(bytes(task.payload).decode(errors="replace"), PAYLOAD_CHARS_MAX)
+    return payloads
 
 
 def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
@@ -180,7 +170,7 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     found = inspection(fleet, queue, "show a task").describe(id_)
     if found is None:
         raise Missing(f"there is no task {id_!r} in queue {queue!r}", hint="receipts are kept for a time only")
-    bounded = ("payload", "result", "errors", "traceback", "steps", "reason")
+    bounded = ("payload", "result", "errors", "traceback", "steps", "signals", "reason")
     shown = {name: value for name, value in found.items() if name not in bounded}
     shown["error"] = cut(found.get("error"), TEXT_CHARS_MAX)
     shown["failed"] = [*found["failed"]][:ENTRIES_SHOWN] if isinstance(found.get("failed"), list) else []
@@ -194,14 +184,33 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     ]
     steps = found.get("steps", ())
     shown["reason"] = cut(found.get("reason"))
-    shown["steps"] = [
-        {"number": step["number"], "error": cut(step["error"])}
-        if "error" in step
-        else {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
-        for step in steps[-STEPS_SHOWN:]
-    ]
+    shown["waits_for_code"] = shown["reason"].startswith(WAITS_FOR_CODE)
+    shown["steps"] = [_step_facts(step) for step in steps[-STEPS_SHOWN:]]
     shown["steps_before"] = max(0, len(steps) - STEPS_SHOWN)
-    return shown
+    shown["signals"] = [
+        {**signal, "value": cut(json_text(signal["value"]), STEP_CHARS_MAX)} for signal in _signals(found, steps)
+    ]
+    return {"children": [], **shown}
+
+
+def _step_facts(step: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in step:
+        return {"number": step["number"], "error": cut(step["error"])}
+    if "value" not in step:
+        kept = f"not kept: {step['value_bytes']:,} bytes, SHA-256 {step['value_sha256']}"
+        return {**step, "value": kept}
+    return {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
+
+
+def _signals(found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The signals to a task: those that are stored, and of one that has completed those that its steps recorded."""
+    signals = {signal["name"]: signal for signal in found.get("signals", ())}
+    for step in steps:
+        got = step.get("value")
+        if step.get("kind") == "signal" and isinstance(got, dict) and got.get("came", True):
+            about = {"by": cut(got.get("by"), NAME_CHARS_MAX), "at": cut(got.get("sent_at"), 40)}
+            signals.setdefault(step["name"], {"name": step["name"], **about, "value": got.get("value")})
+    return [*signals.values()][:STEPS_SHOWN]
 
 
 def retry_group(fleet: Fleet, queue: str, kind: str) -> list[str]:

@@ -13,12 +13,13 @@ from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 import limpet
+from limpet.app.fleet import in_store
 from limpet.app.health import Limits
 from limpet.app.history import FleetHistory
 from limpet.app.overview import FleetOverview, OverviewWatch
@@ -36,9 +37,12 @@ from limpet.service.requests import Rejected, Request, Response
 from limpet.service.serve import address_of, listen, run
 from limpet.service.tokens import DEFAULT, Caller, Tokens, check_bind, source_of
 from limpet.ui import facts
+from limpet.ui.receipts import MEMBERS_MAX, EndedTasks, ReceiptRows
 
 if TYPE_CHECKING:
     from limpet.catalog.catalog import Catalog
+
+T = TypeVar("T")
 
 UI_TOKEN = "LIMPET_UI_TOKEN"
 """The variable with the token of `limpet ui`; LIMPET_UI_TOKEN_FILE names a file with it."""
@@ -227,6 +231,19 @@ class _PushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)] = 0.0
 
 
+class _SignalBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What comes beside the `value`, as in `_PushBody`."""
+
+    id: _NameText
+    name: _NameText
+    early: bool = False
+
+
+class _FailuresBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    group: _Text
+    most: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)]
+
+
 class _SqlBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sql: Annotated[str, msgspec.Meta(min_length=1, max_length=20_000)]
 
@@ -248,6 +265,18 @@ def demand_own_page(request: Request) -> None:
         is_own = urlsplit(origin).netloc == request.header(b"host")
     if not is_own or (request.method == "POST" and request.header(GUARD_HEADER) is None):
         raise Rejected(403, "ForbiddenException", "only the dashboard's own page may ask this")
+
+
+def _valued(request: Request, name: str, kind: type[T]) -> tuple[Any, T]:
+    """The field of a body that may be any JSON, and the others.   Raises: Invalid."""
+    fields = dict(request.fields())
+    if name not in fields:
+        raise Invalid(f"the body has no {name}", hint=f"send {name} as JSON; null is JSON too")
+    value = fields.pop(name)
+    try:
+        return value, records.converted(fields, kind)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the body is not valid: {error}") from None
 
 
 def _json(value: Any) -> Response:
@@ -282,6 +311,7 @@ class UiPart(ServicePart):
         self._read_only = read_only
         self._root = root
         self.feed = OverviewFeed(OverviewWatch(context.fleet, limits), context.ending)
+        self._rows = ReceiptRows()
         self._mutex = context.runtime.mutex()
         self._queries = 0
 
@@ -306,6 +336,8 @@ class UiPart(ServicePart):
             "overview": lambda _: Response(200, self.feed.now(), (JSON_TYPE,)),
             "events": self._events,
             "queue/{queue}": self._queue,
+            "queue/{queue}/ended": lambda request: _json(self._ended(request).lately()),
+            "queue/{queue}/payloads": lambda request: _json(facts.payload_facts(fleet, request.names[0])),
             "queue/{queue}/task/{id}": lambda request: _json(facts.task_facts(fleet, *request.names)),
             "index/{index}": lambda request: _json(facts.index_facts(fleet, request.names[0])),
             "index/{index}/record/{key}": lambda request: _json(facts.record_facts(fleet, *request.names)),
@@ -313,7 +345,12 @@ class UiPart(ServicePart):
             "catalog/difference/{old}/{new}": self._difference,
             "store": lambda _: _json(facts.store_facts(fleet)),
         }
-        posts = {"sql": self._sql, "refresh": self._refresh, "catalog/table": self._table}
+        posts = {
+            "queue/{queue}/failures": self._failures,
+            "sql": self._sql,
+            "refresh": self._refresh,
+            "catalog/table": self._table,
+        }
         return [
             *(self._route("GET", path, handler, "read") for path, handler in table.items()),
             *(self._route("POST", path, handler, "read") for path, handler in posts.items()),
@@ -326,6 +363,8 @@ class UiPart(ServicePart):
             "queue/{queue}/pause": partial(self._pause, True),
             "queue/{queue}/resume": partial(self._pause, False),
             "queue/{queue}/push": self._push,
+            "queue/{queue}/signal": self._signal,
+            "queue/{queue}/fail": self._fail,
             "catalog/undrop": self._undrop,
         }
         return [self._route("POST", path, self._acting(handler), "write") for path, handler in table.items()]
@@ -366,9 +405,16 @@ class UiPart(ServicePart):
         )
 
     def _queue(self, request: Request) -> Response:
-        found = facts.queue_facts(self._fleet, request.names[0])
+        found = facts.queue_facts(self._fleet, request.names[0], self._rows)
         self.feed.prefer(request.names[0])
         return _json(found)
+
+    def _ended(self, request: Request) -> EndedTasks:
+        return EndedTasks(self._fleet, request.names[0], self._rows)
+
+    def _failures(self, request: Request) -> Response:
+        body = request.struct(_FailuresBody)
+        return _json(self._ended(request).members(body.group, body.most))
 
     def _events(self, request: Request) -> Response:
         stream = None if request.method == "HEAD" else self.feed.listen()
@@ -425,17 +471,22 @@ class UiPart(ServicePart):
         return {"paused": paused}
 
     def _push(self, request: Request) -> dict[str, Any]:
-        fields = dict(request.fields())
-        if "payload" not in fields:
-            raise Invalid("a push needs a payload")
-        payload = fields.pop("payload")
-        try:
-            body = records.converted(fields, _PushBody)
-        except msgspec.ValidationError as error:
-            raise Invalid(f"the body is wrong: {error}") from None
+        payload, body = _valued(request, "payload", _PushBody)
         handle = self._fleet.queue(request.names[0], create=False)
         pushed = handle.push(payload, id=body.id, delay_s=body.delay_s)
         return {"id": pushed.id, "created": pushed.created}
+
+    def _signal(self, request: Request) -> dict[str, Any]:
+        value, body = _valued(request, "value", _SignalBody)
+        handle = in_store(self._fleet.queue(request.names[0], create=False), "send a signal")
+        who = "dashboard" if request.caller.name in ("", DEFAULT) else request.caller.name
+        sender = f"{who} at {self._fleet.runtime.label}"
+        sent = handle.send_signal(body.id, body.name, value, early=body.early, sender=sender)
+        return {"sent": sent.first, "awaited": sent.awaited}
+
+    def _fail(self, request: Request) -> dict[str, Any]:
+        body = request.struct(_IdBody)
+        return {"failed": self._fleet.queue(request.names[0], create=False).fail(body.id)}
 
     def _undrop(self, request: Request) -> dict[str, Any]:
         body = request.struct(_TableBody)

@@ -1,7 +1,7 @@
 // The shell: which page is shown, the live feed, the theme, the token.
 
 import { ApiError, get, listen, post, token } from "./api.js";
-import { h, link, path, problem, refill, short, span, toast } from "./dom.js";
+import { both, h, link, path, problem, refill, short, span, toast } from "./dom.js";
 import { catalogPage } from "./catalog.js";
 import { indexPage, indexesPage } from "./index.js";
 import { locksPage } from "./locks.js";
@@ -83,7 +83,7 @@ function say(kind, text, more = "") {
 function told(overview) {
   state.overview = overview;
   lookedAt = Date.now();
-  $("live").title = `As of ${overview.at}`;
+  $("live").title = `As of ${overview.at}, local ${both(overview.at)}`;
   page?.update?.(overview);
   navigate();
   tell();
@@ -193,6 +193,12 @@ addEventListener("hashchange", () => {
   open();
   $("main").focus({ preventScroll: true });
   scrollTo(0, 0);
+});
+addEventListener("keydown", (event) => {
+  const typing = event.target.closest?.("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey;
+  if (event.key !== "/" || typing || !page?.search || document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  page.search();
 });
 $("skip").addEventListener("click", () => $("main").focus());
 setInterval(tell, 1000);

@@ -29,7 +29,7 @@ function tree(found, current) {
 
 function tablePanels(found) {
   return [
-    panel(dotted([...found.namespace, found.name]), `updated ${found.updated_ms ? moment(found.updated_ms) : "never"}`, h("div", { class: "pad" }, facts(["Location", h("span", { class: "mono" }, found.location)], ["Metadata", h("span", { class: "mono" }, found.metadata_location)], ["Partitioned by", found.partitions || "nothing"], ["Format", `version ${found.format}`], ...Object.entries(found.properties).map(([name, value]) => [name, h("span", { class: "mono" }, value)])))),
+    panel(dotted([...found.namespace, found.name]), ["updated ", found.updated_ms ? moment(found.updated_ms) : "never"], h("div", { class: "pad" }, facts(["Location", h("span", { class: "mono" }, found.location)], ["Metadata", h("span", { class: "mono" }, found.metadata_location)], ["Partitioned by", found.partitions || "nothing"], ["Format", `version ${found.format}`], ...Object.entries(found.properties).map(([name, value]) => [name, h("span", { class: "mono" }, value)])))),
     panel("Schema", `${count(found.columns.length)} columns`, table("schema", [["Column", "name mono"], ["Type", "mono"], ["Required", ""], ["About", "wide phone-off"]], found.columns.map((each) => [each.name, each.type, each.required ? "yes" : h("span", { class: "zero" }, "no"), each.doc]))),
     panel("Snapshots", found.snapshots_more ? `${count(found.snapshots_more)} older ones are not shown` : "", found.snapshots.length ? table("snapshots", [["Snapshot", "id mono"], ["When", "nowrap"], ["What", "phone-off"], ["Added", "num"], ["Deleted", "num phone-off"], ["Rows", "num"], ["Files", "num phone-off"]],
       found.snapshots.map((each) => [[each.id, each.id === found.current ? [" ", badge("current", "good")] : null], ago(each.at_ms), each.operation, number(each.added_records), number(each.deleted_records), number(each.total_records), number(each.total_data_files)])) : empty("No snapshot: no data was ever added.")),
@@ -74,7 +74,7 @@ export function catalogPage(state, ...names) {
     try {
       const made = await get("catalog", "difference", old, fresh);
       const kinds = { added: "good", removed: "bad", changed: "warn" };
-      refill(compared, panel(`From version ${made.old.version} to ${made.new.version}`, `${moment(made.old.at)} to ${moment(made.new.at)}`, made.changes.length ? table("difference", [["Change", ""], ["Kind", ""], ["Name", "name"]], made.changes.map((each) => [badge(each.change, kinds[each.change]), each.kind, dotted(each.name)])) : empty("Nothing differs.")));
+      refill(compared, panel(`From version ${made.old.version} to ${made.new.version}`, [moment(made.old.at), " to ", moment(made.new.at)], made.changes.length ? table("difference", [["Change", ""], ["Kind", ""], ["Name", "name"]], made.changes.map((each) => [badge(each.change, kinds[each.change]), each.kind, dotted(each.name)])) : empty("Nothing differs.")));
     } catch (error) {
       refill(compared, problem(error.message));
     }

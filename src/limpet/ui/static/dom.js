@@ -75,18 +75,40 @@ export function span(seconds) {
   return `${Math.round(s / 86400)} days`;
 }
 
+/** A span of time of a handler: exact where it is short. */
+export function tookText(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  return seconds >= 10 ? span(seconds) : seconds >= 1 ? `${seconds.toFixed(1)} s` : seconds < 0.001 ? "<1 ms" : `${Math.round(seconds * 1000)} ms`;
+}
+
 const seconds_since = (at) => (Date.now() - new Date(at).getTime()) / 1000;
+
+// Times are those of this browser's zone; on hover they are in UTC too.
+const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const hours = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+const utc = (date) => `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+const isNone = (date) => Number.isNaN(date.getTime());
 
 /** How long ago a time was, with the time itself on hover. */
 export function ago(at) {
   if (!at) return h("span", { class: "faint" }, "never");
-  return h("time", { datetime: at, title: new Date(at).toISOString() }, `${span(seconds_since(at))} ago`);
+  return h("time", { datetime: at, title: both(at) }, `${span(seconds_since(at))} ago`);
 }
 
+/** A local time; what is no time is shown as it is. */
 export function moment(at) {
   const date = new Date(at);
-  return Number.isNaN(date.getTime()) ? String(at) : `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  return isNone(date) ? String(at) : h("time", { datetime: date.toISOString(), title: utc(date) }, local.format(date));
 }
+
+/** A time as text for a title: local, and in UTC. */
+export function both(at) {
+  const date = new Date(at);
+  return isNone(date) ? String(at) : `${local.format(date)} (${utc(date)})`;
+}
+
+/** Hour and minute of a time, local. */
+export const clock = (at) => hours.format(new Date(at));
 
 /** A figure in a table: grey if it is zero, with a plus if it is a lower bound. */
 export function figure(value, { least = false, bad = false, text = count } = {}) {

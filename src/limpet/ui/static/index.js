@@ -1,7 +1,7 @@
 // An index: its shards, one record, SQL, and what could not be read.
 
 import { get, post } from "./api.js";
-import { ago, bytes, count, empty, facts, h, link, panel, problem, refill, short, svg, table, tile } from "./dom.js";
+import { ago, bytes, count, empty, facts, h, link, moment, panel, problem, refill, short, svg, table, tile } from "./dom.js";
 import { indexTable } from "./overview.js";
 
 export function indexesPage() {
@@ -94,7 +94,7 @@ export function indexPage(state, index) {
     const least = (name) => (found.at_least.includes(name) ? "+" : "");
     refill(map, panel("Shards", "colour: size; dot: backlog", shardMap(found)));
     refill(columns, panel("Columns", `key: ${found.key}`, table("columns", [["Column", "name mono"], ["Type", "mono"], ["Required", ""]], found.columns.map((each) => [each.name, each.type, each.required ? "yes" : h("span", { class: "zero" }, "no")]))));
-    refill(below, found.quarantine.length ? panel("Quarantine", "what could not be read, with the reason", table("quarantine", [["Object", "id mono"], ["Reason", "wide"], ["Found", "nowrap"]], found.quarantine.map((each) => [each.key, each.reason, each.found_at]))) : null);
+    refill(below, found.quarantine.length ? panel("Quarantine", "what could not be read, with the reason", table("quarantine", [["Object", "id mono"], ["Reason", "wide"], ["Found", "nowrap"]], found.quarantine.map((each) => [each.key, each.reason, each.found_at ? moment(each.found_at) : "–"]))) : null);
     return refill(top,
       h("div", { class: "head" }, h("div", { class: "crumb" }, link("#/indexes", "Indexes")), h("h1", {}, index)),
       found.trouble ? problem(found.trouble) : null,

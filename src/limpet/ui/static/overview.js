@@ -1,6 +1,6 @@
 // The first page: everything in one look.
 
-import { ago, badge, bytes, count, dollars, empty, figure, h, link, panel, path, problem, rate, refill, short, span, sparkline, table, tile } from "./dom.js";
+import { ago, badge, both, bytes, clock, count, dollars, empty, figure, h, link, panel, path, problem, rate, refill, short, span, sparkline, table, tile } from "./dom.js";
 
 const total = (queues, name) => queues.reduce((sum, each) => sum + (each[name] ?? 0), 0);
 const least = (queues, name) => queues.some((each) => each.at_least.includes(name));
@@ -22,7 +22,6 @@ export function finished(queue) {
 }
 
 const minutes = (values) => (values?.length ? values : Array(60).fill(0));
-const clock = (at) => `${new Date(at).toISOString().slice(11, 16)} UTC`;
 
 /** Where the depth of the last hour comes from, in words. */
 export function depthSource(queue) {
@@ -58,6 +57,7 @@ function idle(queue) {
   return [
     queue.cancelled ? [" ", badge(`${short(queue.cancelled)}${bound("cancelled")} cancelled`)] : null,
     queue.suspended ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.suspended)}${bound("suspended")} suspended`))] : null,
+    queue.waits_for_code ? [" ", h("span", { title: queue.suspended_reason }, badge(`${short(queue.waits_for_code)}${bound("waits_for_code")} waits for code`, "bad"))] : null,
     rests > 0 ? h("span", { class: "phone-only" }, " ", badge(`${short(rests)}${bound("resting")} resting`)) : null,
   ];
 }
@@ -145,14 +145,16 @@ function catalogPanel(found) {
 }
 
 /** Locks that are held; ages are as of the reading, since a holder goes on renewing. */
-export function locksTable(locks) {
-  return table("locks", [["Lock", "name"], ["State", ""], ["Holder", "wide"], ["Token", "num phone-off"], ["Heartbeat", "num nowrap"], ["TTL", "num phone-off"]],
-    locks.map((each) => [each.name, badge(each.state, { held: "good", overdue: "bad" }[each.state]), each.holder || h("span", { class: "zero" }, "–"), count(each.token), h("span", { title: each.heartbeat_at }, `${span(each.age_s)} old`), `${each.ttl_s} s`]));
+export function locksTable(locks, { brief = false } = {}) {
+  const columns = [["Lock", "name"], ["State", ""], ["Holder", "wide"], ["Heartbeat", "num nowrap"], ["Token", "num phone-off"], ["TTL", "num phone-off"]];
+  const rows = locks.map((each) => [each.name, badge(each.state, { held: "good", overdue: "bad" }[each.state]), each.holder || h("span", { class: "zero" }, "–"), h("time", { datetime: each.heartbeat_at, title: both(each.heartbeat_at) }, `${span(each.age_s)} old`), count(each.token), `${each.ttl_s} s`]);
+  const without = (cells) => (brief ? cells.slice(0, 4) : cells);
+  return table("locks", without(columns), rows.map(without));
 }
 
 function locksPanel(found) {
   const held = found.locks.locks.filter((each) => each.state !== "free");
-  return panel("Locks held", [found.locks.more ? "the first 200; " : "", "read ", ago(found.read_at.locks)], found.trouble.locks ? problem(found.trouble.locks) : null, held.length ? locksTable(held) : empty("No lock is held."));
+  return panel("Locks held", [found.locks.more ? "the first 200; " : "", "read ", ago(found.read_at.locks)], found.trouble.locks ? problem(found.trouble.locks) : null, held.length ? locksTable(held, { brief: true }) : empty("No lock is held."));
 }
 
 function workersPanel(found) {
