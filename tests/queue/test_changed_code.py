@@ -143,7 +143,7 @@ def test_the_version_of_code_is_that_of_the_function_and_its_file() -> None:
     assert len(versions) == 4
     assert code_version(program.old) == code_version(Program().old)
     task = limpet.open("memory://").task("a")(lambda: None)
-    assert code_version(task.handle) == code_version(task.__wrapped__) != code_version(task.job)
+    assert code_version(task.handle) == code_version(task.function) != ""
     assert code_version(len) == ""
 
 
@@ -258,6 +258,16 @@ def test_fail_is_refused_while_a_worker_holds_the_task(world: World) -> None:
     assert operator.queue.cancel("c")
     assert not operator.queue.fail("c")
     assert cancelled.result().state == "cancelled"
+
+
+def test_fail_takes_over_from_a_worker_that_is_dead(world: World) -> None:
+    operator = world.process()
+    pushed = operator.queue.push({})
+    task = world.killed()
+    operator.runtime.sleep(2 * operator.queue.policy.ttl_s)
+    assert operator.queue.fail(pushed.id)
+    task.done("late")
+    assert pushed.result().state == "failed"
 
 
 def test_a_failed_wait_for_code_is_retried_with_its_steps(world: World) -> None:

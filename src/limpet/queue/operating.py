@@ -32,6 +32,7 @@ from limpet.kernel.keys import (
     write_id_of_scheduled,
 )
 from limpet.kernel.lease import HeldLease, Renewer, State
+from limpet.kernel.lease.decide import is_live, look_interval_s
 from limpet.kernel.records import NAME_MAX
 from limpet.kernel.store.api import Absent, Blob, Match
 from limpet.kernel.store.sources import FileSource
@@ -265,6 +266,7 @@ class Operating(Inspection):
     def fail(self, id: str | int, error: str = FAILED_BY_COMMAND) -> bool:
         """Claim the entry by the rule of every contender, except that its wait does not count, and give the verdict.
 
+        If its worker has not renewed its lease in time, the lease is watched for a third of `ttl_s` first.
         Cost: 1 GET, 1 PUT, 1 GET, 2 HEADs, 1 PUT, 2 DELETEs; for one task of a batch 1 PUT in place of the DELETEs. For
         a delayed push 2 GETs, 1 HEAD, 1 LIST per 1,000 of them, 1 PUT and 1 DELETE.
         Crash: as that of a worker: the claim runs out, and a receipt that is there ends the task.
@@ -295,8 +297,10 @@ class Operating(Inspection):
         """
         storage, runtime = self.storage, self._runtime
         cell = storage.lease(entry)
-        seen = cell.read()
-        for _ in attempts(runtime, pause_s=0):
+        seen, watch_s = cell.read(), 0.0
+        for _ in attempts(runtime, pause_s=lambda _: watch_s):
+            if watch_s:
+                seen = cell.read()
             if seen is None and not storage.exists(self._keys.tasks(entry, batch=batch)):
                 return None
             record, waits, since_s = None, dict[int, float](), 0.0
@@ -304,10 +308,8 @@ class Operating(Inspection):
                 record, now = seen.value, storage.exact_now()
                 if record.state is State.CANCELLED:
                     return None
-                if record.state is State.HELD and not self._is_over(entry, seen, now):
-                    raise Conflict(
-                        f"task {id_!r} cannot be failed: a worker at {record.label} holds it", hint="wait, or cancel it"
-                    )
+                if watch_s := self._watch_s(id_, entry, seen, now):
+                    continue
                 since_s = max(0.0, (now - seen.modified).total_seconds())
                 waits = waits_left(record, modified=seen.modified, now=now)
             owner, label, wall = runtime.owner, runtime.label, runtime.wall()
@@ -330,12 +332,23 @@ class Operating(Inspection):
                     seen = now_
         raise Conflict(f"other processes keep changing the lease of {entry}", hint="try again")
 
-    def _is_over(self, entry: str, seen: Versioned[EntryLease], now: datetime) -> bool:
-        """Whether any worker may take the entry over from its holder, who is dead or has lost the store."""
-        assert seen.modified is not None
+    def _watch_s(self, id_: str, entry: str, seen: Versioned[EntryLease], now: datetime) -> float:
+        """For how long to watch a lease until it may be taken. Zero for one that no worker holds.
+
+        Raises: Conflict while a worker holds it.
+        """
+        record, modified, wall = seen.value, seen.modified, self._runtime.wall()
+        assert modified is not None
         unchanged_s = self.storage.watch.unchanged_s(self._keys.lease(entry), seen.version)
-        wall = self._runtime.wall()
-        return claimable(seen.value, modified=seen.modified, unchanged_s=unchanged_s, now=now, wall=wall).take
+        if (
+            record.state is State.FREE
+            or claimable(record, modified=modified, unchanged_s=unchanged_s, now=now, wall=wall).take
+        ):
+            return 0.0
+        if is_live(record, modified=modified, now=now):
+            held = f"task {id_!r} cannot be failed: a worker at {record.label} holds it"
+            raise Conflict(held, hint="wait, or cancel it")
+        return look_interval_s(record.ttl_s)
 
     def _opened(self, entry: str, lease: HeldLease[EntryLease], *, batch: bool) -> EntryClaim | None:
         """The claim, unless its entry had ended before; what is left of that is removed."""
