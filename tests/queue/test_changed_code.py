@@ -263,10 +263,9 @@ def test_fail_is_refused_while_a_worker_holds_the_task(world: World) -> None:
 def test_fail_takes_over_from_a_worker_that_is_dead(world: World) -> None:
     operator = world.process()
     pushed = operator.queue.push({})
-    task = world.killed()
+    world.killed()
     operator.runtime.sleep(2 * operator.queue.policy.ttl_s)
     assert operator.queue.fail(pushed.id)
-    task.done("late")
     assert pushed.result().state == "failed"
 
 
