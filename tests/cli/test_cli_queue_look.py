@@ -360,8 +360,8 @@ def test_a_suspended_task_is_shown_with_what_it_waits_for_and_its_steps(here: He
     facts = dict(re.split(r" {2,}|\t", line.strip(), maxsplit=1) for line in told.splitlines() if line.strip())
     assert facts["state"] == "suspended"
     assert facts["suspended"].startswith("waiting for the signal 'approved', since ")
-    assert re.fullmatch(rf"step reserve, [\d.e-]+ s, .* in {WORKER}", facts["step 0"])
-    assert facts["step 1"].startswith("timer of 86400 s for signal approved, ")
+    assert re.fullmatch(rf"step reserve\t.* UTC\t[\d.]+ m?s\t{WORKER}\t7", facts["0"])
+    assert facts["1"].startswith("timer of 86400 s for signal approved\t")
     assert "waits until" in facts
     assert not {"heartbeat", "token", "worker"} & facts.keys(), "no worker holds it"
     assert here("queue", "ls").out.splitlines()[1].endswith("\t1 suspended")
@@ -387,6 +387,69 @@ def test_a_failed_durable_task_is_shown_with_its_steps_and_its_waits(here: Here)
     drain(fleet)
     told = here("queue", "show", "orders", "seven").out
     assert re.search(r"(?m)^state +failed$|^state\tfailed$", told)
-    assert re.search(r"(?m)^step 0\tstep reserve, [\d.e-]+ s, ", told)
-    assert re.search(r"(?m)^step 1\tsleep of 0 s, waited 0 s, ", told)
-    assert re.search(r"(?m)^step 2\tsignal approved, waited \d+ s, ", told)
+    assert re.search(r"(?m)^0\tstep reserve\t.* UTC\t[\d.]+ m?s\t", told)
+    assert re.search(r"(?m)^1\tsleep of 0 s\t.* UTC\twaited 0 s\t", told)
+    assert re.search(r"(?m)^2\tsignal approved\t.* UTC\twaited \d+ s\t", told)
+
+
+def test_what_has_ended_can_be_looked_at(here: Here) -> None:
+    fleet = limpet.open()
+
+    @fleet.task("parcels")
+    def parcel(n: int) -> int:
+        return n
+
+    @fleet.task("orders")
+    def order(customer: str) -> str:
+        limpet.step(str.upper, customer, name="reserve")
+        parcel.push_many([(n,) for n in range(3)])
+        return str(limpet.wait_signal("approved"))
+
+    order.using(id="seven").push("bob")
+    drain(fleet)
+    assert here("queue", "signal", "orders", "seven", "approved", '"yes"').code == 0
+    drain(fleet)
+    told = here("queue", "show", "orders", "seven").out
+    for line in (
+        r"state\tcompleted",
+        r"pushed\t.* UTC",
+        r"began\t.* UTC",
+        r"handler\tran for [\d.]+ m?s",
+        r'payload\t\{"customer":"bob"\}',
+        r'result\t"yes"',
+        rf'0\tstep reserve\t.* UTC\t[\d.]+ m?s\t{WORKER}\t"BOB"',
+        r'2\tsignal approved\t.*"yes".*"by":"\w+@.*',
+        r"\w+-3\.2\tparcels\tcompleted",
+    ):
+        assert re.search(f"(?m)^{line}$", told), line
+    facts = json.loads(here("queue", "show", "orders", "seven", "--json").out)
+    assert [step["kind"] for step in facts["steps"]] == ["step", "push", "signal"]
+    child = facts["children"][2]["id"]
+    told = here("queue", "show", "parcels", child).out
+    assert "\npushed by\tstep 1 of seven in orders\n" in told
+    assert '\npayload\t{"n":2}\n' in told
+    last = here("queue", "ls", "orders", "--completed").out.splitlines()
+    assert last[0] == "id\ttasks\tfailed\tpushed\tended\ttook\tpayload"
+    assert re.fullmatch(r'seven\t1\t0\t.* ago\t.* ago\t[\d.]+ m?s\t\{"customer":"bob"\}', last[1])
+    stats = json.loads(here("queue", "stats", "parcels", "--json").out)
+    assert stats["handlers"]["tasks"] == 3
+    assert re.search(r"handlers   p50 [\d.]+ m?s, p99 [\d.]+ m?s", here("queue", "stats", "parcels").out)
+    rows = json.loads(here("sql", "select * from queues.parcels order by id", "--json").out)
+    assert [(row["parent"], row["payload"]) for row in rows] == [("orders/seven#1", {"n": n}) for n in range(3)]
+    assert all(row["took_s"] >= 0 for row in rows)
+
+
+def test_what_ended_last_is_listed_first(here: Here) -> None:
+    fleet = limpet.open()
+
+    @fleet.task("echo")
+    def echo(text: str) -> str:
+        return text
+
+    for id_, text in (("z", "first"), ("m", "second"), ("a", "x" * 100)):
+        echo.using(id=id_).push(text)
+        drain(fleet)
+    told = here("queue", "ls", "echo", "--completed", "--limit", "2").out.splitlines()
+    assert [line.split("\t")[0] for line in told[1:3]] == ["a", "m"]
+    assert told[1].endswith("xxx...")
+    assert "There are more" in told[-1]

@@ -58,7 +58,8 @@ def _columns(*texts: str) -> Columns:
 
 TASKS = _columns(
     "id: text, state: text, batch: text, attempts: int, payload: json, result: json, error: text",
-    "traceback: text, worker: text, pushed_at: time, due_at: time, finished_at: time, reason: text",
+    "traceback: text, worker: text, pushed_at: time, due_at: time, began_at: time, finished_at: time",
+    "took_s: float, parent: text, reason: text",
 )
 EXECUTIONS = _columns(
     "id: text, kind: text, finished_at: time, queue: text, task: text, attempt: int, worker: text",

@@ -39,10 +39,12 @@ ID_WIDTH = 36
 COLUMNS: dict[Folder, tuple[str, ...]] = {
     "pending": ("id", "tasks", "pushed", "state", "attempt", "worker"),
     "failed": ("id", "state", "attempts", "ended", "error"),
-    "completed": ("id", "tasks", "failed", "ended", "worker"),
+    "completed": ("id", "tasks", "failed", "pushed", "ended", "took", "payload"),
     "scheduled": ("id", "due in"),
 }
-FIGURES = ("tasks", "pushed", "attempt", "attempts", "ended", "failed", "due in")
+FIGURES = ("tasks", "pushed", "attempt", "attempts", "ended", "took", "failed", "due in")
+PAYLOAD_SHOWN = 60
+VERY_MANY = "There are very many receipts: not all were looked at, and tasks with ids of their own may be missing."
 NOTHING: dict[Folder, str] = {
     "pending": "nothing waits in",
     "failed": "nothing has failed in",
@@ -58,14 +60,14 @@ def ls(
     failed: Annotated[bool, Option(help="What failed or was cancelled, and was not retried.")] = False,
     completed: Annotated[bool, Option(help="What succeeded.")] = False,
     scheduled: Annotated[bool, Option(help="Tasks that were pushed with a delay.")] = False,
-    n: Annotated[int, Option("-n", min=1, help="Show at most N entries.")] = 20,
+    n: Annotated[int, Option("-n", "--limit", min=1, help="Show at most N entries.")] = 20,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the entries of a queue, or all queues with their counts. Changes nothing.
 
     An entry is one task, or a batch of tasks that were pushed together. They come in the order of their names, which
-    for ids that Limpet made is oldest first.
+    for ids that Limpet made is oldest first; with --completed, what ended last comes first.
 
     Example: all queues; what waits in one; what failed, as JSON
     $ limpet queue ls -u s3://acme/prod
@@ -97,7 +99,12 @@ def _ls_entries(url: str | None, queue: str, state: Folder, n: int, *, json: boo
     from limpet.app.fleet import inspection
 
     fleet = limpet.open(url, read_only=True).check()
-    rows = [*islice(inspection(fleet, queue, "list its tasks").entries(state), n + 1)]
+    reader = inspection(fleet, queue, "list its tasks")
+    whole = True
+    if state == "completed":
+        rows, whole = reader.latest(n + 1)
+    else:
+        rows = [*islice(reader.entries(state), n + 1)]
     if not rows:
         fleet.queue(queue, create=False)
     more, rows = len(rows) > n, rows[:n]
@@ -111,6 +118,8 @@ def _ls_entries(url: str | None, queue: str, state: Folder, n: int, *, json: boo
         for row in rows:
             listed.add_row(*_cells(state, row))
         cli.show(listed, *([f"\n[dim]There are more: -n {n * 5} shows more of them.[/dim]"] if more else []))
+        if not whole:
+            cli.show(f"[dim]{VERY_MANY}[/dim]")
 
 
 def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
@@ -127,9 +136,28 @@ def _cells(state: Folder, row: dict[str, Any]) -> list[str]:
             error = " ".join((row["error"] or "").split())
             return [id_, row["state"], str(row["attempts"]), f"{ago(row['age_s'])} ago", clean(error)]
         case "completed":
-            return [id_, f"{row['tasks']:,}", f"{row['failed']:,}", f"{ago(row['age_s'])} ago", clean(row["worker"])]
+            pushed = "-"
+            if row["pushed_at"] is not None:
+                before_s = (row["finished_at"] - row["pushed_at"]).total_seconds()
+                pushed = f"{ago(row['age_s'] + max(0.0, before_s))} ago"
+            counts = [f"{row['tasks']:,}", f"{row['failed']:,}"]
+            payload = "" if row["payload"] is None else _short(_json(row["payload"]))
+            return [id_, *counts, pushed, f"{ago(row['age_s'])} ago", _took(row["took_s"]), payload]
         case "scheduled":
             return [id_, ago(row["due_in_s"]) if row["due_in_s"] > 0 else "now"]
+
+
+def _took(took_s: float | None) -> str:
+    """How long a handler ran."""
+    if took_s is None:
+        return "-"
+    if 0 < took_s < 1:
+        return f"{took_s * 1000:.3g} ms"
+    return f"{took_s:.3g} s" if took_s < 60 else ago(took_s)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= PAYLOAD_SHOWN else f"{text[:PAYLOAD_SHOWN]}..."
 
 
 def _state(facts: dict[str, Any]) -> str:
@@ -229,6 +257,7 @@ def show(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: Json
         print_json({"queue": queue, **found})
         return
     cli.show(pairs(_facts(found)))
+    _show_steps(found)
     earlier = found.get("errors", ())
     for each in earlier:
         where, error = f"{when(each['at'])} in {clean(each['worker'])}", clean(each["error"])
@@ -250,7 +279,6 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("retried", f"{clean(facts['asked_for'])} was retried as {clean(facts['id'])}"))
     if "reason" in facts:
         rows.append(("suspended", f"{clean(facts['reason'])}, since {when(facts['suspended_at'])}"))
-    rows += [(f"step {step['number']}", _step(step)) for step in facts.get("steps", ())]
     if facts.get("worker"):
         rows.append(("worker", clean(facts["worker"])))
     if "token" in facts and "reason" not in facts:  # no worker holds a suspended task
@@ -264,10 +292,16 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("failed", clean(shown)))
     times = (
         ("pushed", "pushed_at"),
+        ("began", "began_at"),
         ("waits until" if "reason" in facts else "due", "due_at"),
         ("ended", "finished_at"),
     )
     rows += [(title, when(facts[key])) for title, key in times if facts.get(key)]
+    if "took_s" in facts:
+        rows.append(("handler", f"ran for {_took(facts['took_s'])}"))
+    if "parent" in facts:
+        parent = facts["parent"]
+        rows.append(("pushed by", clean(f"step {parent['step']} of {parent['id']} in {parent['queue']}")))
     if "receipts_kept_s" in facts:
         kept_s = facts["receipts_kept_s"]
         rows.append(("receipt", "kept for ever" if kept_s is None else f"kept for {ago(kept_s)}"))
@@ -279,11 +313,40 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _step(step: dict[str, Any]) -> str:
+def _show_steps(facts: dict[str, Any]) -> None:
+    """The steps of a durable task, the signals that were sent to it, and the tasks that it has pushed."""
+    steps, signals, children = facts.get("steps", ()), facts.get("signals", ()), facts.get("children", ())
+    if steps:
+        listed = table("step", "", "at", "took", "worker", "value", right=("step", "took"))
+        for step in steps:
+            listed.add_row(str(step["number"]), *_step_cells(step))
+        cli.show("", listed)
+    if facts.get("steps_left_out"):
+        cli.show(f"[dim]{many(facts['steps_left_out'], 'step')} left out: the history of a task is bounded.[/dim]")
+    if facts.get("steps_lost"):
+        cli.show("[dim]Its steps were not kept: the worker that wrote them died, or had another version.[/dim]")
+    if signals:
+        listed = table("signal", "at", "by", "value")
+        for signal_ in signals:
+            value = _short(_json(signal_["value"]))
+            listed.add_row(clean(signal_["name"]), when(signal_["at"]), clean(signal_["by"]), value)
+        cli.show("", listed)
+    if children:
+        listed = table("pushed", "queue", "state")
+        for child in children:
+            listed.add_row(clean(child["id"]), clean(child["queue"]), _state(child))
+        cli.show("", listed)
+        if facts["pushed"] > len(children):
+            cli.show(f"[dim]The first {len(children)} of {many(facts['pushed'], 'task')} that it pushed.[/dim]")
+
+
+def _step_cells(step: dict[str, Any]) -> list[str]:
     if "kind" not in step:
-        return clean(f"cannot be read: {step['error']}")
-    took = f"waited {ago(step['waited_s'])}" if "waited_s" in step else f"{step['took_s']:g} s"
-    return clean(f"{step['kind']} {step['name']}".strip() + f", {took}, {when(step['at'])} in {step['worker']}")
+        return [clean(f"cannot be read: {step['error']}"), "", "", "", ""]
+    took = f"waited {ago(step['waited_s'])}" if "waited_s" in step else _took(step["took_s"])
+    value = _short(_json(step["value"])) if "value" in step else f"{step['value_bytes']:,} bytes"
+    name = clean(f"{step['kind']} {step['name']}".strip())
+    return [name, when(step["at"]), took, clean(step["worker"]), "" if value == "null" else value]
 
 
 def _json(value: Any) -> str:
@@ -293,12 +356,14 @@ def _json(value: Any) -> str:
 def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Count the tasks of one queue, all of them. Changes nothing.
 
-    It lists every object of the queue, at a request for each thousand. `limpet status` stops counting sooner.
+    It lists every object of the queue, at a request for each thousand, and reads the last 200 receipts of completed
+    tasks for how long their handlers took. `limpet status` stops counting sooner.
 
     Example:
     $ limpet queue stats enrich --json -u s3://acme/prod
     Exit codes: 0 shown; 1 there is no such queue or fleet; 2 wrong usage.
     """
+    from limpet.app.fleet import inspection
     from limpet.app.health import summaries
     from limpet.cli.fleet import APPROXIMATE, state_text
     from limpet.queue.count import ALL
@@ -309,6 +374,8 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
         fleet.queue(queue, create=False)
     facts = found[0].facts()
     del facts["at_least"]
+    if "approximate" not in facts:
+        facts["handlers"] = inspection(fleet, queue, "tell how long its handlers take").durations()
     if json:
         print_json(facts)
         return
@@ -326,6 +393,10 @@ def stats(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False)
             if "waits_for_code" in facts:
                 cli.show(f"  {'of them':<10} [red]{facts['waits_for_code']:>9,} waits for code[/red]")
     say(f"  {'oldest':<10} {ago(facts['oldest_s']) if facts['oldest_s'] is not None else '-':>9}")
+    took = facts.get("handlers", {})
+    if took.get("tasks"):
+        half, most = _took(took["p50_s"]), _took(took["p99_s"])
+        cli.show(f"  {'handlers':<10} p50 {half}, p99 {most} [dim](of the last {many(took['tasks'], 'task')})[/dim]")
     if "trouble" in facts:
         cli.show(f"  [red]{clean(facts['trouble'])}[/red]")
     if "approximate" in facts:

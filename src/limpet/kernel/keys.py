@@ -72,6 +72,7 @@ QueueObject = Literal["single", "batch", "scheduled", "completed", "failed", "pa
 
 DERIVED = "z"
 """How the names begin that Limpet derives from an id: no ULID begins so."""
+HISTORY = "history-"
 STEPS_MAX = 1000
 """The most steps of one task."""
 
@@ -332,6 +333,11 @@ def batch_of(id_: str) -> tuple[str, int] | None:
     return (entry, int(n)) if dot and is_minted(id_) and _is_number(n) else None
 
 
+def is_history(key: str) -> bool:
+    """Whether a part of an entry is a history."""
+    return key.rpartition("/")[2].startswith(HISTORY)
+
+
 def count_of(entry: str) -> int:
     """The number of tasks in an entry. The name of a batch contains it."""
     return int(entry.rpartition("-")[2]) if "-" in entry and is_batch(entry) else 1
@@ -505,6 +511,10 @@ class QueueKeys:
     def part(self, entry: str, id_: str) -> Key:
         """One part object of an entry."""
         return Key(f"{self.root}/parts/{entry}/{id_}.json")
+
+    def history(self, entry: str, token: int) -> Key:
+        """The part of an entry that has the steps of the tasks which one claim of it has completed."""
+        return self.part(entry, f"{HISTORY}{token}")
 
     def steps_of(self, entry: str) -> str:
         """Folder of the steps and signals of an entry's tasks."""

@@ -7,6 +7,7 @@ and event loops, which handle some classes of errors on their own.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -86,9 +87,8 @@ def one_line(error: BaseException) -> str:
 
 
 def code_version(function: Callable[..., Any]) -> str:
-    """A short name of the version of a function's code: another one once the function or its file has changed.
-
-    What it calls in other files does not count. Empty for what is not written in Python.
+    """A short name of the version of a function's code: another one once it has changed, or a module of its package
+    that is loaded now. Empty for what is not written in Python.
     """
     owner: Any = getattr(function, "__self__", None)
     function = inspect.unwrap(owner if hasattr(owner, "__wrapped__") else function)
@@ -97,6 +97,9 @@ def code_version(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    source = ended(Path(code.co_filename).read_bytes).value or b""
+    package = function.__module__.partition(".")[0]
+    loaded = (sys.modules[name] for name in sorted(sys.modules) if name.partition(".")[0] == package)
+    files = dict.fromkeys([code.co_filename, *(getattr(module, "__file__", None) or "" for module in loaded)])
+    sources = [ended(Path(file).read_bytes).value or b"" for file in files if file.endswith(".py")]
     place = f"{code.co_qualname}:{code.co_firstlineno}:{code.co_names}".encode()
-    return sha256(b"\0".join((source, place, code.co_code))).hexdigest()[:VERSION_CHARS]
+    return sha256(b"\0".join((*sources, place, code.co_code))).hexdigest()[:VERSION_CHARS]

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from limpet.kernel.cell import Fence
+from limpet.kernel.cell import Fence, Versioned
 from limpet.kernel.errors import (
     Conflict,
     Corrupt,
+    Denied,
     Invalid,
     LeaseLost,
     LimpetError,
@@ -53,6 +55,7 @@ from limpet.queue.entry import (
     Ended,
     EntryLease,
     Receipt,
+    StepRecord,
     Suspension,
     result_bytes,
     task_name,
@@ -311,8 +314,13 @@ class EntryClaim:
         last = False
         with self._mutex:
             ended = self._ended
+            if n in state.logs:
+                state.keep_history(n, self.life(n))
             if not ended:
                 self._check_undecided(n)
+                if self.batch:
+                    at_s = self.storage.runtime.elapsed_s()
+                    state.took[n] = round(at_s - state.running.get(n, at_s), 6)
                 last = state.close(n)
                 state.progress.done.append(n)
                 if data is not None and not state.results.is_large(n, data):
@@ -361,11 +369,13 @@ class EntryClaim:
         if all_wait:
             self._conclude()
 
-    def note_durable(self, n: int) -> None:
-        """Task `n` records a step: its steps are removed with the entry."""
+    def note_durable(self, n: int, log: Mapping[int, Versioned[StepRecord]] | None = None) -> None:
+        """Task `n` records a step: its steps are removed with the entry. `log`: those that its run knows."""
         with self._mutex:
             if n not in self.state.progress.durable:
                 self.state.progress.durable.append(n)
+            if log is not None:
+                self.state.logs[n] = log
 
     def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
@@ -552,6 +562,7 @@ class EntryClaim:
         else:
             record, state = self._lease.record, self.state
             if state.progress.done or record.done:
+                self._write_histories()
                 result = state.results.all.get(0) or record.results.get(0)
                 parts = [] if result else record.parts
                 self._write_receipt(0, self._receipt(0, "completed", result=result, parts=parts))
@@ -560,6 +571,12 @@ class EntryClaim:
         if not self._ended:
             self._end()
             self._close()
+
+    def _write_histories(self) -> None:
+        """Before the record that says that the tasks are done. Without a right to, there is none."""
+        if self.state.histories:
+            with suppress(Denied):
+                self.state.write_histories(self.storage, self.entry, self.token)
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
@@ -591,11 +608,13 @@ class EntryClaim:
             self._complete_late(self.state.progress.done)
             return
         self._write_large()
+        self._write_histories()
         self._write_missing_receipts()
         record = self._written(self._lease.record)
         completed = self.storage.keys.completed
         own = self.storage.own_receipts(completed, self.entry) if record.contested else ()
-        receipt = batch_receipt(record, self.content, wall=self.storage.runtime.wall(), own=own)
+        wall, took = self.storage.runtime.wall(), self.state.took
+        receipt = batch_receipt(record, self.content, wall=wall, own=own, took=took)
         key = self.storage.keys.completed_of(self.entry)
         stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self.state.progress.done if n in stands.failed])
@@ -611,6 +630,8 @@ class EntryClaim:
         if self.batch and tasks:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
+        if tasks:
+            self._write_histories()
         for n in tasks:
             data = result or self.state.results.all.get(n)
             self._write_receipt(n, self._receipt(n, "completed", result=data))
@@ -650,6 +671,7 @@ class EntryClaim:
             return freed(record, len(self.content.ids), self.storage.runtime.wall())
 
         self._write_large()
+        self._write_histories()
         try:
             self._lease.free(change)
         except Invalid:  # it is too large for a cell, by names of an unforeseen length
@@ -670,6 +692,13 @@ class EntryClaim:
         if state == "failed" and may_have_steps(record, self.content, self._durable(), n, epoch=self.storage.epoch):
             about["origin"] = self.origin(n)
         about["life"] = self.life(n)
+        claim = self.state
+        started_s = claim.running.get(n)
+        if state == "completed":
+            about["durable"] = claim.has_history
+            started_s = claim.started_s if started_s is None and not self.batch else started_s
+        if started_s is not None:
+            about["began_at"] = record.created_at + timedelta(seconds=started_s - claim.began_s)
         wall = self.storage.runtime.wall()
         return task_receipt(record, self.content, n, state, attempts=attempts, wall=wall, **about)
 

@@ -33,6 +33,7 @@ from limpet.queue.entry import (
     PushShape,
     Receipt,
     Suspension,
+    kept_payloads,
 )
 
 T = TypeVar("T")
@@ -526,6 +527,18 @@ def attempts_in(receipt: Receipt, n: int) -> int:
     return receipt.tried.get(n, 1 if receipt.tried else receipt.attempts)
 
 
+def payload_in(receipt: Receipt, n: int) -> msgspec.Raw | None:
+    """The payload of task `n`, as far as the receipt of its entry keeps it."""
+    return receipt.payloads.get(n) if bytes(receipt.payload) == bytes(NOTHING) else receipt.payload
+
+
+def took_in(receipt: Receipt, n: int) -> float | None:
+    """How long the handler of task `n` ran that ended it, by the clock of its worker; None if that is not known."""
+    if receipt.began_at is not None:
+        return round(max(0.0, (receipt.finished_at - receipt.began_at).total_seconds()), 6)
+    return receipt.took.get(n)
+
+
 def lists_done(whole: Receipt, n: int) -> bool:
     """Whether the receipt of a batch says that task `n` is done."""
     return n < whole.count and n not in whole.failed
@@ -559,6 +572,8 @@ def task_receipt(
     trace: str | None = None,
     origin: str | None = None,
     life: str | None = None,
+    began_at: datetime | None = None,
+    durable: bool = False,
 ) -> Receipt:
     """The receipt of task `n`. One that failed before keeps the errors of its attempts, this one's among them.
 
@@ -586,10 +601,21 @@ def task_receipt(
         retries=content.retries,
         origin=origin,
         life=life,
+        began_at=began_at,
+        durable=durable,
+        caller=content.caller or None,
+        parent=content.parent or None,
     )
 
 
-def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: Collection[int] = ()) -> Receipt:
+def batch_receipt(
+    record: EntryLease,
+    content: Content,
+    *,
+    wall: datetime,
+    own: Collection[int] = (),
+    took: dict[int, float] | None = None,
+) -> Receipt:
     """The receipt of a batch, which lists every verdict: what is not in `failed` is done.
 
     `attempts` is the most that one of its tasks took, and `tried` says who took more than one. Claims do not count: a
@@ -611,4 +637,9 @@ def batch_receipt(record: EntryLease, content: Content, *, wall: datetime, own: 
         results=record.results,
         parts=record.parts,
         own=sorted(n for n in own if n not in record.failed),
+        took=took or {},
+        payloads=kept_payloads(content.payloads),
+        durable=bool(record.durable),
+        caller=content.caller or None,
+        parent=content.parent or None,
     )

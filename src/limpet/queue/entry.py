@@ -30,6 +30,9 @@ DURABLE_SCHEMA = 2
 steps must not run it."""
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
+KEPT_PAYLOAD_BYTES_MAX = 4 * 1024
+KEPT_PAYLOADS_BYTES_MAX = 64 * 1024
+"""So much of the payloads of a batch stays in its receipt."""
 BATCH_MAX = 1000
 ENTRY_BYTES_MAX = 8 * 1024 * 1024
 DELAY_MAX_S = 366 * 86400.0
@@ -79,6 +82,8 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The life that it goes on with, as a retry; that of any other task is its `write_id`."""
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
     """The fleet's epoch at its push, if not 0."""
+    parent: NameOrUnset = msgspec.UNSET
+    """The durable task of the queue `caller` that pushed it, and the number of the step: `<id>#<number>`."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +99,8 @@ class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Its name is derived from an id, so it may have ended before. Limpet 0.1 does not know it, nor what follows."""
     caller: NameOrUnset = msgspec.UNSET
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
-    """As that of a task."""
+    parent: NameOrUnset = msgspec.UNSET
+    """As those of a task."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +120,7 @@ AWAITS_MAX = 100
 REASON_CHARS_MAX = 300
 PUSHED_ENTRIES_MAX = 20_000
 GATHER_MAX = 10_000
+PARENT_MARK = "#"
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=STEPS_MAX)]
 CODES_MAX = 4
 """Of how many versions of a task's code its suspension says that they do not fit."""
@@ -213,6 +220,17 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set if the task may have recorded steps: what the names of its pushes are derived from."""
     life: Name | None = None
     """Of one task: its life. Receipts that were written before there were lives have none."""
+    began_at: Instant | None = None
+    """When the handler of the last attempt was started, by the clock of its worker. A label."""
+    took: Annotated[dict[TaskNumber, Seconds], ByTask] = msgspec.field(default_factory=dict)
+    """Of a batch: how long the handlers of tasks took that its last claim has completed."""
+    payloads: Annotated[dict[TaskNumber, msgspec.Raw], ByTask] = msgspec.field(default_factory=dict)
+    """Of a batch: the payloads of its tasks, as far as there is room: `kept_payloads`."""
+    durable: bool = False
+    """Whether claims have written histories of its steps."""
+    caller: Name | None = None
+    parent: Name | None = None
+    """As those of the task."""
 
 
 StepKind = Literal["step", "push", "sleep", "timer", "gather", "signal", "version"]
@@ -344,6 +362,7 @@ def new_task(
     caller: str = "",
     life: str = "",
     epoch: int = 0,
+    parent: str = "",
     has_steps: bool = False,
 ) -> TaskRecord:
     """A task to be pushed. `has_steps`: it is a retry that keeps recorded steps."""
@@ -360,6 +379,7 @@ def new_task(
         caller=caller or msgspec.UNSET,
         life=life or msgspec.UNSET,
         epoch=epoch or msgspec.UNSET,
+        parent=parent or msgspec.UNSET,
     )
 
 
@@ -453,6 +473,7 @@ def batch_bytes(
     named: bool = False,
     caller: str = "",
     epoch: int = 0,
+    parent: str = "",
 ) -> bytes:
     """The object of a batch."""
     body = b"\n".join(payloads)
@@ -465,6 +486,7 @@ def batch_bytes(
         named=named or msgspec.UNSET,
         caller=caller or msgspec.UNSET,
         epoch=epoch or msgspec.UNSET,
+        parent=parent or msgspec.UNSET,
     )
     return records.encode(header) + b"\n" + body
 
@@ -504,7 +526,32 @@ class Content(msgspec.Struct, frozen=True):
     write_id: str = ""
     life: str = ""
     epoch: int = 0
+    parent: str = ""
     has_steps: bool = False
+
+
+def kept_payloads(payloads: Sequence[bytes]) -> dict[int, msgspec.Raw]:
+    """The payloads that the receipt of a batch keeps: those of the first tasks that fit into 64 KiB, of 4 KiB at most.
+
+    One that is no JSON would make the receipt unreadable.
+    """
+    kept: dict[int, msgspec.Raw] = {}
+    room = KEPT_PAYLOADS_BYTES_MAX
+    for n, payload in enumerate(payloads):
+        room -= len(payload) + 8
+        if room < 0:
+            break
+        if len(payload) <= KEPT_PAYLOAD_BYTES_MAX and _is_json(payload):
+            kept[n] = msgspec.Raw(payload)
+    return kept
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def task_name(entry: str, n: int, *, batch: bool) -> str:
@@ -520,11 +567,12 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
         told = (task.trace or "", task.origin or "", task.caller or "", task.write_id, task.life or "", task.epoch or 0)
-        has_steps = task.schema == DURABLE_SCHEMA or bool(task.origin)
-        return Content((task.id,), (bytes(task.payload),), task.pushed_at, task.retries, minted, *told, has_steps)
+        parent, has_steps = task.parent or "", task.schema == DURABLE_SCHEMA or bool(task.origin)
+        payloads = (bytes(task.payload),)
+        return Content((task.id,), payloads, task.pushed_at, task.retries, minted, *told, parent, has_steps)
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
         raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
-    told = (header.trace or "", "", header.caller or "", header.write_id, "", header.epoch or 0)
-    return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *told)
+    about = header.trace or "", "", header.caller or "", header.write_id, "", header.epoch or 0, header.parent or ""
+    return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *about)

@@ -93,6 +93,8 @@ def finish_cancelled(storage: Storage, entry: str, *, batch: bool) -> bool:
         retries=content.retries,
         life=None if batch else life_of(entry, 0, content, batch=False),
         origin=origin_of(keys, entry, 0, content, batch=False) if keeps else None,
+        caller=content.caller or None,
+        parent=content.parent or None,
     )
     stands = storage.write_receipt(entry, keys.failed_of(entry), receipt, batch=batch)
     failed = record.failed if record is not None else ()

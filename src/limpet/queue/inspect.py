@@ -11,12 +11,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from itertools import islice
+from heapq import nlargest
+from itertools import groupby, islice
 from typing import Any, Literal
 
 import msgspec
 
-from limpet.kernel.cell import Versioned
+from limpet.kernel import records
+from limpet.kernel.cell import Cell, Versioned
 from limpet.kernel.errors import Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
     BATCH,
@@ -25,28 +27,39 @@ from limpet.kernel.keys import (
     REMOTE,
     TASK,
     Key,
+    QueueKeys,
     batch_of,
     count_of,
     due_of,
     entry_of,
     is_batch,
+    is_history,
     name_of,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
 )
+from limpet.kernel.runtime import ulid
 from limpet.kernel.store.api import Stat
 from limpet.queue.api import AttemptError, Failure, Notice, Peeked, Result, Stats
 from limpet.queue.count import Folder, QueueCount
-from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt, read_content, read_task
+from limpet.queue.decide import payload_in, took_in
+from limpet.queue.entry import ENTRY_BYTES_MAX, PARENT_MARK, Receipt, is_of, read_content, read_task
+from limpet.queue.history import HistoryRecord, HistoryStep, children_of, history_step, plain, step_facts
 from limpet.queue.results import TaskResults, plain_id, plain_value
 from limpet.queue.rows import TaskRow, with_lease
 from limpet.queue.standstill import StandstillCheck
+from limpet.queue.storage import SIGNAL_CODEC, Storage
 from limpet.queue.summary import FailedReceipts, count_leases, stats_fields
 
 IDS_MAX = 10
 KIND_CHARS_MAX = 200
 RECEIPTS_AT_ONCE = 50
+CHILDREN_SHOWN = 20
+SIGNALS_SHOWN = 100
+HISTORIES_MAX = 100
+DURATIONS_OF = 200
+RECEIPTS_LISTED_MAX = 100_000
 WHERE = re.compile(r"\s*(\w+)\s*~\s*(.+?)\s*", re.DOTALL)
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
@@ -222,33 +235,64 @@ class Inspection(TaskResults):
             return replace(row, error=str(error))  # the worker that claims it puts it aside
         return with_lease(row, seen, n, self._now_of(seen.modified)) if seen else row
 
-    def _step_facts(self, entry: str, n: int) -> list[dict[str, Any]]:
-        """The recorded steps of a task, in order.   Cost: 1 LIST, 1 GET for each step, in bulk.
+    def _recorded(self, entry: str, n: int) -> dict[str, Any]:
+        """The recorded steps of a task that has not completed, the signals to it, and the tasks that it has pushed.
 
-        `waited_s`, of a step that suspends the task: how long a sleep is, and otherwise the time since the step before.
+        Cost: 2 LISTs, 1 GET for each step and signal, in bulk; for its children that of `results`, of 20 at most.
         """
-        found: list[dict[str, Any]] = []
-        before: datetime | None = None
+        steps: list[HistoryStep] = []
+        unread: list[dict[str, Any]] = []
         for number, blob in sorted(self.storage.step_blobs(entry, n).items()):
+            try:
+                steps.append(history_step(number, self.storage.decoded_step(entry, n, number, blob).value))
+            except LimpetError as error:
+                unread.append({"number": number, "error": str(error)})
+        facts = sorted([*step_facts(steps), *unread], key=lambda each: each["number"])
+        return {"steps": facts, **self._signal_facts(entry, n), **self._children(steps)}
+
+    def _signal_facts(self, entry: str, n: int) -> dict[str, Any]:
+        """The signals that were sent to a task: to whichever life."""
+        signals: list[dict[str, Any]] = []
+        for key, blob in self._store.get_many(self.storage.signals_of(entry, n)[:SIGNALS_SHOWN]).items():
+            with suppress(Corrupt, Invalid, Missing, Unsupported):
+                if isinstance(blob, LimpetError):
+                    raise blob
+                record = Cell(self._store, key, SIGNAL_CODEC, self._runtime).decode(blob).value
+                signals.append({"name": record.name, "by": record.label, "at": record.at, "value": plain(record.value)})
+        return {"signals": signals} if signals else {}
+
+    def _children(self, steps: Sequence[HistoryStep]) -> dict[str, Any]:
+        """The tasks that these steps have pushed, the first 20 of them with their states.   Cost: that of `results`."""
+        pushed = sum(step.tasks for step in steps)
+        chosen = children_of(steps, CHILDREN_SHOWN)
+        children: list[dict[str, Any]] = []
+        for queue, group in groupby(chosen, key=lambda child: child[0]):
+            reader = TaskResults(Storage(self._store, QueueKeys.of(queue), self._runtime))
+            results = reader.results([id_ for _, id_ in group])
+            children += ({"queue": queue, "id": each.id, "state": each.state} for each in results)
+        return {"children": children, "pushed": pushed} if pushed else {}
+
+    def _histories(self, entry: str, n: int, receipt: Receipt) -> dict[str, Any]:
+        """What is kept of the steps of a task that has completed.
+
+        Cost: 1 GET; for a task of a batch 1 LIST, and 1 GET for each claim that completed some of its tasks. For its
+        children as `_recorded`.
+        """
+        keys = [self._keys.history(entry, receipt.token)]
+        if is_batch(entry):
+            listed = (stat for stat in self._store.list(f"{self._keys.parts}/{entry}") if is_history(stat.key))
+            keys = [stat.key for stat in nlargest(HISTORIES_MAX, listed, key=_age_key)]
+        for key, blob in self._store.get_many(keys).items():
             try:
                 if isinstance(blob, LimpetError):
                     raise blob
-                step = self.storage.step(entry, n, number).decode(blob).value
-            except LimpetError as error:
-                found.append({"number": number, "error": str(error)})
+                history = records.decode(blob.data, HistoryRecord, what=key).tasks.get(n)
+            except (Corrupt, Invalid, Missing, Unsupported):
                 continue
-            took_s = round(max(0.0, (step.at - step.began_at).total_seconds()), 3)
-            name = step.name
-            if step.kind in ("sleep", "timer"):
-                name = f"of {step.wait_s:g} s" + (f" for {step.name}" if step.name else "")
-            about = {"kind": step.kind, "name": name, "worker": step.label, "at": step.at, "took_s": took_s}
-            if step.kind == "sleep":
-                about["waited_s"] = step.wait_s
-            elif step.kind in ("gather", "signal"):
-                about["waited_s"] = round(max(0.0, (step.at - (before or step.began_at)).total_seconds()), 3)
-            before = step.at
-            found.append({"number": number, **about, "value": _shown(step.value)})
-        return found
+            if history is not None and is_of(receipt.life, history.life):
+                left_out = {"steps_left_out": history.left_out} if history.left_out else {}
+                return {"steps": step_facts(history.steps), **left_out, **self._children(history.steps)}
+        return {"steps_lost": True}
 
     def _elsewhere(self, row: TaskRow, entry: str) -> TaskRow:
         """On a supervised node: a worker of another node may hold an entry that waits here.   Cost: 1 GET."""
@@ -288,9 +332,56 @@ class Inspection(TaskResults):
 
         Cost: 1 GET each; for a batch in failed/ 2 LISTs more.
         """
+        for key, seen in self._receipts_of(stats, on_unreadable):
+            if seen.value.state != "retried":
+                yield key, seen.value, self._ended_entry(key, seen)
+
+    def latest(
+        self, limit: int, on_unreadable: Callable[[LimpetError], None] | None = None
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """The entries that completed last, the newest first, as facts; and whether all receipts were listed.
+
+        Cost: that of `latest_receipts`, and `limit` GETs.
+        """
+        chosen, whole = self.latest_receipts(self._keys.completed, limit)
+        rows = [self._ended_entry(key, seen) for key, seen in self._receipts_of(chosen, on_unreadable)]
+        return sorted(rows, key=lambda row: row["age_s"]), whole
+
+    def durations(self, limit: int = DURATIONS_OF) -> dict[str, Any]:
+        """How long the handlers ran of tasks that completed lately, as the last `limit` receipts say: half of them at
+        most `p50_s`, and 99 of 100 at most `p99_s`.   Cost: as `latest`.
+        """
+        chosen, _ = self.latest_receipts(self._keys.completed, limit)
+        receipts = (seen.value for _, seen in self._receipts_of(chosen, lambda error: None))
+        return duration_facts([took_s for receipt in receipts for took_s in took_of(receipt)])
+
+    def latest_receipts(self, folder: str, limit: int, listed_max: int | None = None) -> tuple[list[Stat], bool]:
+        """The receipts in a folder that were written last, and whether all were looked at.
+
+        Of very many receipts the first 100,000 (`listed_max`) are, and as many of tasks that were pushed lately without
+        an id: within 5 minutes, an hour, or a day, until there are `limit` of them.
+        Cost: 1 LIST per 1,000 receipts, by default 202 at most.
+        """
+        most, recent = listed_max or RECEIPTS_LISTED_MAX, list[Stat]()
+        listing = self._store.list(folder)
+        newest = nlargest(limit, islice(listing, most), key=_age_key)
+        if next(listing, None) is None:
+            return newest, True
+        for span_s in (300, 3600, 86_400):
+            since_ms = int((self._runtime.wall().timestamp() - span_s) * 1000)
+            pushed_since = self._store.list(folder, after=f"{folder}/{ulid(since_ms, 0)}")
+            recent = nlargest(limit, islice(pushed_since, most), key=_age_key)
+            if len(recent) == limit:
+                break
+        return nlargest(limit, {stat.key: stat for stat in (*newest, *recent)}.values(), key=_age_key), False
+
+    def _receipts_of(
+        self, stats: Iterable[Stat], on_unreadable: Callable[[LimpetError], None] | None
+    ) -> Iterator[tuple[Key, Versioned[Receipt]]]:
+        """These receipts, without those that are gone.   Cost: 1 GET each, in bulk."""
         listing = iter(stats)
-        while some := [*islice(listing, RECEIPTS_AT_ONCE)]:
-            for key, blob in self._store.get_many([stat.key for stat in some]).items():
+        while page := [*islice(listing, RECEIPTS_AT_ONCE)]:
+            for key, blob in self._store.get_many([stat.key for stat in page]).items():
                 if isinstance(blob, Missing):
                     continue
                 try:
@@ -300,31 +391,36 @@ class Inspection(TaskResults):
                         raise
                     on_unreadable(error)
                     continue
-                receipt = seen.value
-                if receipt.state != "retried":
-                    is_done = receipt.state == "completed"
-                    tasks = receipt.count if is_done else self._stands_for(name_of_receipt(key))
-                    yield (
-                        key,
-                        receipt,
-                        {
-                            "id": receipt.id,
-                            "state": receipt.state,
-                            "tasks": tasks,
-                            "failed": len(receipt.failed) if is_done else tasks,
-                            "attempts": receipt.attempts,
-                            "age_s": self._since_s(seen.modified),
-                            "finished_at": receipt.finished_at,
-                            "worker": receipt.label,
-                            "error": receipt.error,
-                        },
-                    )
+                yield key, seen
+
+    def _ended_entry(self, key: Key, seen: Versioned[Receipt]) -> dict[str, Any]:
+        receipt = seen.value
+        completed = receipt.state == "completed"
+        tasks = receipt.count if completed else self._stands_for(name_of_receipt(key))
+        payload, took_s = (payload_in(receipt, 0), took_in(receipt, 0)) if receipt.count == 1 else (None, None)
+        return {
+            "id": receipt.id,
+            "state": receipt.state,
+            "tasks": tasks,
+            "failed": len(receipt.failed) if completed else tasks,
+            "attempts": receipt.attempts,
+            "age_s": self._since_s(seen.modified),
+            "pushed_at": receipt.pushed_at,
+            "began_at": receipt.began_at,
+            "finished_at": receipt.finished_at,
+            "took_s": took_s,
+            "worker": receipt.label,
+            "error": receipt.error,
+            "payload": None if payload is None else plain(payload),
+            **_parent_facts(receipt.caller or "", receipt.parent or ""),
+        }
 
     def describe(self, id_: str | int) -> dict[str, Any] | None:
         """Everything that the store has about a task or a batch, as facts; None if there is none of that id.
 
-        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
-        for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
+        For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task.
+        For a durable task also that of its children, 20 at most, as of `results`; and 1 GET if it has completed, else 2
+        LISTs and 1 GET for each recorded step and each signal.
         """
         result = self.result(id_ := plain_id(id_))
         facts = {"id": result.id, "state": result.state}
@@ -350,19 +446,23 @@ class Inspection(TaskResults):
             "attempts": result.attempts,
             "finished_at": result.finished_at,
         }
+        entry, n = batch_of(name) or (name, 0)
         if result.state == "completed":
-            whole = self._read(self._keys.completed_of(name))
-            if whole is not None and whole.count > 1:
-                return {**facts, "tasks": whole.count, "failed": [f"{result.id}.{n}" for n in whole.failed]}
-            return {**facts, "result": result.value}
+            whole = self._read(self._keys.completed_of(name)) or self._read(self._keys.completed_of(entry))
+            if whole is None:  # done in a batch that goes on
+                return {**facts, "result": result.value}
+            if whole.count > 1 and is_batch(name):
+                return {**facts, "tasks": whole.count, "failed": [f"{result.id}.{m}" for m in whole.failed]}
+            facts |= {**_receipt_facts(whole, n), "result": result.value}
+            return {**facts, **(self._histories(entry, n, whole) if whole.durable else {})}
         receipt = self._read(self._keys.failed_of(name))
         facts |= {"error": result.error, "traceback": result.traceback}
         if receipt is not None:
-            facts |= {"payload": _shown(receipt.payload), "pushed_at": receipt.pushed_at}
+            facts |= {"payload": plain(receipt.payload), **_receipt_facts(receipt, n)}
             facts |= {"tasks": receipt.count} if receipt.count > 1 else {}
             facts |= {"raw": receipt.raw} if receipt.raw else {}
             if receipt.origin:
-                facts["steps"] = self._step_facts(*(batch_of(name) or (name, 0)))
+                facts |= self._recorded(entry, n)
         return facts
 
     def waiting_facts(self, id_: str) -> dict[str, Any] | None:
@@ -379,7 +479,8 @@ class Inspection(TaskResults):
             return None
         whole = batch and part is None
         facts: dict[str, Any] = {"pushed_at": content.pushed_at}
-        facts |= {"tasks": len(content.ids)} if whole else {"payload": _shown(content.payloads[n])}
+        facts |= {"tasks": len(content.ids)} if whole else {"payload": plain(content.payloads[n])}
+        facts |= _parent_facts(content.caller, content.parent)
         row = self._leased(TaskRow(id_, "waiting", batch=part and entry), entry, None if whole else n)
         lease = row.lease
         if self.storage.journal.travels:
@@ -392,7 +493,7 @@ class Inspection(TaskResults):
         if whole:
             facts |= {"done": row.done, "failed": [f"{entry}.{m}" for m in lease.failed]}
         elif n in {*lease.durable, *lease.suspended}:
-            facts["steps"] = self._step_facts(entry, n)
+            facts |= self._recorded(entry, n)
         return facts
 
     def _scheduled_facts(self, id_: str) -> dict[str, Any] | None:
@@ -403,7 +504,8 @@ class Inspection(TaskResults):
                 "state": "scheduled",
                 "due_at": due_of(key.rsplit("/", 2)[1]),
                 "pushed_at": task.pushed_at,
-                "payload": _shown(task.payload),
+                "payload": plain(task.payload),
+                **_parent_facts(task.caller or "", task.parent or ""),
             }
         return None
 
@@ -422,12 +524,41 @@ def _error_facts(errors: Sequence[AttemptError]) -> dict[str, Any]:
     return {"errors": [asdict(each) for each in errors]} if errors else {}
 
 
-def _shown(data: bytes | msgspec.Raw) -> Any:
-    """A payload as JSON; if it is none, a text that says so."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"(not JSON: {error}) {bytes(data)[:1000]!r}"
+def took_of(receipt: Receipt) -> list[float]:
+    """How long handlers ran, as far as a receipt tells it."""
+    alone = None if receipt.began_at is None else took_in(receipt, 0)
+    return [*receipt.took.values()] if alone is None else [alone]
+
+
+def duration_facts(took_s: Sequence[float]) -> dict[str, Any]:
+    """Half of these durations are at most `p50_s`, and 99 of 100 at most `p99_s`."""
+    if not took_s:
+        return {"tasks": 0}
+    rising = sorted(took_s)
+    p50_s, p99_s = (rising[min(len(rising) - 1, int(len(rising) * part))] for part in (0.5, 0.99))
+    return {"tasks": len(rising), "p50_s": p50_s, "p99_s": p99_s, "longest_s": rising[-1]}
+
+
+def _age_key(stat: Stat) -> tuple[datetime, str]:
+    return stat.modified, stat.key
+
+
+def _receipt_facts(receipt: Receipt, n: int) -> dict[str, Any]:
+    """What a receipt says of task `n` beside its end."""
+    payload, took_s = payload_in(receipt, n), took_in(receipt, n)
+    facts: dict[str, Any] = {"pushed_at": receipt.pushed_at}
+    facts |= {} if payload is None else {"payload": plain(payload)}
+    facts |= {} if receipt.began_at is None else {"began_at": receipt.began_at}
+    facts |= {} if took_s is None else {"took_s": took_s}
+    return {**facts, **_parent_facts(receipt.caller or "", receipt.parent or "")}
+
+
+def _parent_facts(caller: str, parent: str) -> dict[str, Any]:
+    """The durable task that pushed a task, and its step."""
+    id_, mark, number = parent.rpartition(PARENT_MARK)
+    if not (caller and mark and number.isdecimal()):
+        return {}
+    return {"parent": {"queue": caller, "id": id_, "step": int(number)}}
 
 
 def error_filter(where: str | None) -> Callable[[str], bool]:

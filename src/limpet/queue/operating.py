@@ -182,6 +182,8 @@ class Operating(Inspection):
             write_id=self._runtime.new_id(),
             retries=receipt.retries + 1,
             life=next_scratch(life, receipt.retries + 1) if from_scratch else life,
+            caller=receipt.caller or "",
+            parent=receipt.parent or "",
             epoch=self.storage.epoch,
             has_steps=keeps and self._copy_steps(name, entry, life),
         )
@@ -472,6 +474,8 @@ class Operating(Inspection):
             pushed_at=task.pushed_at,
             retries=task.retries,
             life=task.life or task.write_id,
+            caller=task.caller or None,
+            parent=task.parent or None,
         )
         self.storage.write_receipt(entry, self._keys.failed_of(entry), receipt, batch=False)
         self._store.delete(key)

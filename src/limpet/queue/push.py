@@ -53,12 +53,13 @@ class Pusher:
         name: str | None = None,
         fresh: bool = False,
         caller: str = "",
+        parent: str = "",
     ) -> Pushed:
         """One task.   Cost: 1 PUT; with an id 1 PUT + 2 HEADs. Delayed: 1 PUT (with an id + 2 HEADs), and once an hour
         1 PUT + 1 HEAD for the store's clock.
 
         A durable task pushes it under a derived `name`, if there is no id. `fresh`: no earlier attempt has used it, so
-        that the HEADs are left out. `caller`: the queue of that task.
+        that the HEADs are left out. `caller`, `parent`: the queue of that task, and its id and step.
         """
         entry = check_id(id) if id is not None else name
         if not 0 <= delay_s <= DELAY_MAX_S:
@@ -76,6 +77,7 @@ class Pusher:
             trace=trace,
             caller=caller,
             epoch=self._storage.epoch,
+            parent=parent,
         )
         if delay_s:
             return self._schedule(entry, task, delay_s)
@@ -94,12 +96,13 @@ class Pusher:
         name: str | None = None,
         fresh: bool = False,
         caller: str = "",
+        parent: str = "",
     ) -> list[str]:
         """Many tasks, `batch` to an entry (fewer if they are large); their entries. All are checked before the first is
         pushed.
 
         `id`, or the `name` of a durable task: the entries' names are derived from it, so that the same push made again
-        finds them there or ended. `fresh`, `caller`: as in `push`.
+        finds them there or ended. `fresh`, `caller`, `parent`: as in `push`.
         Raises: Conflict if the id was used for another number of tasks, or other batches. After the first entry is
         there, every error is OutcomeUnknown, and says how far the push came (`pushed`, `rest`).
         Cost: 1 PUT an entry, with a name 2 HEADs more; with an id 1 PUT more, + 1 GET if it was used before.
@@ -122,7 +125,7 @@ class Pusher:
         try:
             for first in range(0, len(packs), AT_ONCE):
                 group = {
-                    n: self._pack(packs[n], trace, name=names[n], caller=caller)
+                    n: self._pack(packs[n], trace, name=names[n], caller=caller, parent=parent)
                     for n in range(first, min(first + AT_ONCE, len(packs)))
                 }
                 self._put_group(group, made, used=name is not None and not fresh)
@@ -229,7 +232,7 @@ class Pusher:
         self._storage.ring()
         return Pushed(task.id, True)
 
-    def _pack(self, payloads: Sequence[bytes], trace: str, *, name: str | None, caller: str) -> Put:
+    def _pack(self, payloads: Sequence[bytes], trace: str, *, name: str | None, caller: str, parent: str) -> Put:
         write_id = self._runtime.new_id()
         data = batch_bytes(
             payloads,
@@ -239,6 +242,7 @@ class Pusher:
             named=name is not None,
             caller=caller,
             epoch=self._storage.epoch,
+            parent=parent,
         )
         return Put(self._keys.tasks(f"{name or write_id}-{len(payloads)}", batch=True), data, Absent())
 

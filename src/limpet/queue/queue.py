@@ -79,11 +79,9 @@ class BucketQueue(Claiming, Operating):
             self.discovery.add([pushed.id])  # so that it need not be looked for among thousands
         return pushed
 
-    def _push_step(
-        self, data: bytes, id_: str | None, delay_s: float, name: str, fresh: bool, caller: str
-    ) -> PushedStep:
+    def _push_step(self, data: bytes, id_: str | None, delay_s: float, name: str, **about: Any) -> PushedStep:
         """The push of a durable task: under the derived name, unless it has an id."""
-        pushed = self._push(data, id=id_, delay_s=delay_s, name=name, fresh=fresh, caller=caller)
+        pushed = self._push(data, id=id_, delay_s=delay_s, name=name, **about)
         return PushedStep(id=pushed.id, created=pushed.created)
 
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | int | None = None) -> list[TaskHandle]:
@@ -117,11 +115,11 @@ class BucketQueue(Claiming, Operating):
         return entries
 
     def _push_steps(
-        self, encoded: Iterable[bytes], batch: int, id_: str | None, name: str, fresh: bool, caller: str
+        self, encoded: Iterable[bytes], batch: int, id_: str | None, name: str, *, fresh: bool, **about: Any
     ) -> PushedStep:
         """As `_push_step`, for many tasks."""
-        about: dict[str, Any] = {"name": name, "fresh": fresh} if id_ is None else {"id": id_}
-        entries = self._push_many(encoded, batch=batch, caller=caller, **about)
+        about |= {"name": name, "fresh": fresh} if id_ is None else {"id": id_}
+        entries = self._push_many(encoded, batch=batch, **about)
         return PushedStep(entries=entries)
 
     def push_async(

@@ -33,7 +33,7 @@ from limpet.kernel.lease import State
 from limpet.kernel.lease.decide import is_live
 from limpet.kernel.store.api import Blob, batched
 from limpet.queue.api import TaskState
-from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done
+from limpet.queue.decide import attempts_in, attempts_of, error_of, lists_done, payload_in, took_in
 from limpet.queue.durable import until
 from limpet.queue.entry import ENTRY_BYTES_MAX, NOTHING, EntryLease, Part, Receipt, read_content, read_task
 from limpet.queue.storage import Storage
@@ -46,10 +46,11 @@ BYTES_AT_ONCE = 32 << 20
 class TaskRow:
     """One task, or an entry of several `tasks`, of which some may be `done`.
 
-    `payload` and `result` are JSON text; the payload of a completed task of a batch is not kept. `batch` is the entry
-    of such a task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without a
-    limit. `reason`: what a suspended one waits for; `signal`: of the signal that it waits for, the name. `overdue`: its
-    worker has not renewed its claim in time.
+    `payload` and `result` are JSON text; of the tasks of a completed batch not all payloads are kept. `batch` is the
+    entry of such a task. `due_at`: when one that is scheduled, rests or is suspended goes on; None if it waits without
+    a limit. `began_at`, `took_s`: when the handler was started that ended it, and how long it ran. `parent`: the
+    durable task that pushed it, `<queue>/<id>#<step>`. `reason`: what a suspended one waits for; `signal`: the name of
+    the signal, if it is one. `overdue`: its worker has not renewed its claim in time.
     """
 
     id: str
@@ -63,7 +64,10 @@ class TaskRow:
     worker: str | None = None
     pushed_at: datetime | None = None
     due_at: datetime | None = None
+    began_at: datetime | None = None
     finished_at: datetime | None = None
+    took_s: float | None = None
+    parent: str | None = None
     reason: str | None = None
     signal: str | None = None
     tasks: int = 1
@@ -145,7 +149,8 @@ class _RowReader:
                 task = read_task(blob.data, what=key)
                 due_at = due[0] if due else None
                 payload = _text(task.payload)
-                yield TaskRow(task.id, "scheduled", payload=payload, pushed_at=task.pushed_at, due_at=due_at)
+                row = TaskRow(task.id, "scheduled", payload=payload, pushed_at=task.pushed_at, due_at=due_at)
+                yield replace(row, parent=parent_text(task.caller or "", task.parent or ""))
 
     def pending(self) -> Iterator[TaskRow]:
         """What waits, rests or runs; the tasks that a running batch has done."""
@@ -170,6 +175,7 @@ class _RowReader:
                 batch=entry if batch else None,
                 payload=_text(payload),
                 pushed_at=content.pushed_at,
+                parent=parent_text(content.caller, content.parent),
             )
             if seen is None:
                 yield row
@@ -197,12 +203,12 @@ class _RowReader:
         part = batch_of(name)
         if part is not None or not is_batch(name):
             result = self._results(receipt).get(part[1] if part else 0)
-            yield _ended_row(receipt, receipt.id, result, part[0] if part else None)
+            yield _ended_row(receipt, part[1] if part else 0, receipt.id, result, part[0] if part else None)
             return
         results = self._results(receipt) if receipt.state == "completed" else {}
         for n in range(count_of(name)):
             if lists_done(receipt, n) if receipt.state == "completed" else (name, n) not in own:
-                yield _ended_row(receipt, f"{name}.{n}", results.get(n), name, attempts_in(receipt, n))
+                yield _ended_row(receipt, n, f"{name}.{n}", results.get(n), name, attempts_in(receipt, n))
 
     def _results(self, receipt: Receipt) -> dict[int, bytes]:
         """The results of a receipt by the number of the task; those of part objects too."""
@@ -298,22 +304,30 @@ def with_lease(row: TaskRow, seen: Versioned[EntryLease], n: int | None, now: da
 
 
 def _ended_row(
-    receipt: Receipt, id_: str, result: bytes | None, batch: str | None, attempts: int | None = None
+    receipt: Receipt, n: int, id_: str, result: bytes | None, batch: str | None, attempts: int | None = None
 ) -> TaskRow:
-    has_payload = bytes(receipt.payload) != bytes(NOTHING)
+    payload = payload_in(receipt, n)
     return TaskRow(
         id_,
         "failed" if receipt.state == "retried" else receipt.state,
         batch=batch,
         attempts=receipt.attempts if attempts is None else attempts,
-        payload=_text(receipt.payload) if has_payload else None,
+        payload=None if payload is None else _text(payload),
         result=None if result is None else _text(result),
         error=receipt.error,
         traceback=receipt.traceback,
         worker=receipt.label or None,
         pushed_at=receipt.pushed_at,
+        began_at=receipt.began_at,
         finished_at=receipt.finished_at,
+        took_s=took_in(receipt, n),
+        parent=parent_text(receipt.caller or "", receipt.parent or ""),
     )
+
+
+def parent_text(caller: str, parent: str) -> str | None:
+    """The durable task that pushed a task: `<queue>/<id>#<step>`; None if none did."""
+    return f"{caller}/{parent}" if caller and parent else None
 
 
 def _text(data: bytes | msgspec.Raw) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import msgspec
 
 from limpet.kernel import records
+from limpet.kernel.cell import Versioned
+from limpet.kernel.errors import Conflict
 from limpet.kernel.keys import Key
 from limpet.kernel.store.api import Absent
 from limpet.queue.api import Policy
 from limpet.queue.decide import Progress, may_start, must_charge, open_tasks, start_order
-from limpet.queue.entry import EntryLease, Part
+from limpet.queue.entry import EntryLease, Part, StepRecord
+from limpet.queue.history import TaskHistory, fitted_histories, history_of
 from limpet.queue.storage import Storage
 
 INLINE_BYTES_MAX = 1024
@@ -89,6 +92,14 @@ class ClaimState:
         """The tasks that were started and have no verdict, and when."""
         self.began_s = self.started_s = at_s
         self.progress = Progress()
+        self.logs: dict[int, Mapping[int, Versioned[StepRecord]]] = {}
+        """The recorded steps of the durable tasks that run here, as each run knows them."""
+        self.histories: dict[int, TaskHistory] = {}
+        """Of the durable tasks that were done here, until they are written."""
+        self.has_history = False
+        """Whether this claim has written histories."""
+        self.took: dict[int, float] = {}
+        """Of a batch: for how long the handlers ran of tasks that were done here."""
         self.results = Results(sum(map(len, map(bytes, record.results.values()))) if record.results else 0)
         if record.waits:
             self.progress.due_s = {n: at_s + wait_s for n, wait_s in record.waits.items()}
@@ -113,6 +124,24 @@ class ClaimState:
         self.open.discard(n)
         self.running.pop(n, None)
         return not self.open
+
+    def keep_history(self, n: int, life: str) -> None:
+        """Task `n` is done: its steps are kept to be written."""
+        self.histories[n] = history_of(self.logs.pop(n), life)
+
+    def write_histories(self, storage: Storage, entry: str, token: int) -> None:
+        """Write the histories of the tasks that were done here. It comes before the record that says so.
+
+        Cost: 1 PUT if there are any.
+        """
+        if not self.histories or self.has_history:
+            return
+        try:
+            record = fitted_histories(self.histories)
+            storage.store.put(storage.keys.history(entry, token), records.encode(record), when=Absent())
+        except Conflict:
+            pass  # an earlier try of this claim
+        self.has_history = True
 
     def all_wait(self) -> bool:
         """Whether every open task waits for another claim."""

@@ -43,6 +43,7 @@ from limpet.queue.durable import (
 )
 from limpet.queue.entry import (
     DELAY_MAX_S,
+    PARENT_MARK,
     GatheredStep,
     PushedStep,
     SignalStep,
@@ -192,7 +193,7 @@ class TaskSteps:
         storage, entry = self._claim.storage, self._claim.entry
         blobs = storage.step_blobs(entry, self._n)
         if blobs:
-            self._claim.note_durable(self._n)
+            self._claim.note_durable(self._n, self._log)
         for number, blob in blobs.items():
             try:
                 recorded = storage.decoded_step(entry, self._n, number, blob)
@@ -249,14 +250,14 @@ class TaskSteps:
         )
         cell = claim.storage.step(claim.entry, self._n, number)
         outcomes: list[Outcome[StepRecord]] = []
-        claim.note_durable(self._n)
+        assert self._log is not None
+        claim.note_durable(self._n, self._log)
         try:
             claim.patiently(lambda: outcomes.append(claim.storage.put_first(cell, record, confirm=claim.check_held)))
         except (Corrupt, Unsupported) as error:
             raise Fail(f"step {number} {UNREADABLE}: {error}") from None
         step = agreed(outcomes[-1])
         claim.check_held()  # if the task has ended, its steps are gone, and this record was the first for nobody else
-        assert self._log is not None
         self._log[number] = step
         if not any_step and is_other(step.value, kind, name, sha256):
             raise self._other_code(number, mismatch(number, step.value, kind, name, sha256))
@@ -441,12 +442,14 @@ class TaskSteps:
             return False
         return True
 
-    def push(self, queue: str, store: Store, push: Callable[[str, bool, str], PushedStep], sha256: str) -> PushedStep:
-        """Push once: `push(name, fresh, caller)` gets the name, and whether no earlier attempt can have used it.
+    def push(self, queue: str, store: Store, push: Callable[..., PushedStep], sha256: str) -> PushedStep:
+        """Push once: `push(name, fresh=, caller=, parent=)` gets the name, and whether no earlier attempt can have used
+        it.
 
         `sha256`: the digest of what is pushed.
 
-        The `caller` is the queue that is to be woken when what was pushed ends; none for a queue in another store.
+        The `caller` is the queue that is to be woken when what was pushed ends, `parent` this task and step; none for a
+        queue in another store.
         Cost: that of the push, and 1 PUT.
         """
         number = self.take()
@@ -455,7 +458,13 @@ class TaskSteps:
             began_at = self.wall()
             name = pushed_name(self._claim.origin(self._n), number)
             caller = self._queue.name if store is self._claim.storage.store else ""
-            pushed = push(name, not self._claim.may_have_begun, caller)
+            parent = f"{self._task.id}{PARENT_MARK}{number}" if caller else ""
+            pushed = push(
+                name,
+                fresh=not self._claim.may_have_begun,
+                caller=caller,
+                parent=parent if len(parent) <= records.NAME_MAX else "",
+            )
             data = records.encode(pushed)
             found = self.record(number, "push", queue, data, began_at=began_at, sha256=sha256)
         return decoded_value(found.value.value, PushedStep, number)

@@ -21,6 +21,7 @@ from limpet.kernel.keys import (
     batch_of,
     derived,
     is_batch,
+    is_history,
     name_of_receipt,
     parts_of_entry,
     parts_of_scheduled,
@@ -372,14 +373,18 @@ class Sweeper:
         """Remove result parts that no receipt of their ended entry names: their writers lost the entry.
 
         A receipt never changes, so what it does not name is never read. Parts older than `within_s` were looked at by
-        an earlier pass.
+        an earlier pass. Histories are not named, and go with the receipt.
         Cost: 1 LIST per 1,000 parts; for each entry that has some of that age 1 GET of its receipt, and only if that
         does not name them all 2 LISTs + 1 GET for each receipt of its tasks.
         """
         now = self._store.now(max_age_s=BUSY_S)
         gone = 0
         for entry, parts in self._parts():
-            old = {key for key, at in parts.items() if grace_s <= (now - at).total_seconds() <= within_s}
+            old = {
+                key
+                for key, at in parts.items()
+                if grace_s <= (now - at).total_seconds() <= within_s and not is_history(key)
+            }
             orphans = old and self._orphans(entry, old)
             if orphans:
                 gone += sum(1 for error in self._store.delete_many(sorted(orphans)).values() if error is None)

@@ -162,10 +162,9 @@ def payload_facts(fleet: Fleet, name: str) -> dict[str, str]:
 
 
 def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
-    """Everything that the store has about a task: payload, result, the traceback of each attempt, and recorded steps.
+    """Everything that the store has about a task: payload, result, tracebacks, steps, signals, parent and children.
 
-    Raises: Missing; Unsupported on SQS.   Cost: up to 12 GETs, HEADs and LISTs; 3 for a failed task; for a durable task
-    that is suspended or has failed 1 LIST more, and 1 GET for each recorded step, in bulk.
+    Raises: Missing; Unsupported on SQS.   Cost: that of `Inspection.describe`.
     """
     found = inspection(fleet, queue, "show a task").describe(id_)
     if found is None:

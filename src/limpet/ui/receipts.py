@@ -5,7 +5,7 @@ A receipt that was read before, and that has not changed since, costs no request
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from heapq import nlargest
@@ -16,19 +16,18 @@ from limpet.app.fleet import Fleet, inspection
 from limpet.app.overview import CappedStore
 from limpet.kernel.errors import LimpetError
 from limpet.kernel.keys import Key, QueueKeys, is_batch, name_of_receipt
-from limpet.kernel.runtime import ulid
 from limpet.kernel.store.api import Stat, Version
-from limpet.queue.entry import NOTHING, Receipt
-from limpet.queue.inspect import Inspection, kind_of
+from limpet.queue.decide import payload_in
+from limpet.queue.entry import Receipt
+from limpet.queue.inspect import Inspection, duration_facts, kind_of, took_of
 from limpet.queue.storage import Storage
 
 ENDED_SHOWN = 100
 """How many of the tasks that ended last are listed."""
 LISTED_MAX = 2000
-"""How many names of a large folder in a bucket one listing gives: 2 LISTs."""
+"""How many names of a large folder in a bucket are listed at once."""
 NEAR_MAX = 10_000
 """How many objects of a folder are listed in a directory."""
-SPANS_S = (300, 3600, 86_400, 30 * 86_400)
 FAILED_READ = 200
 MEMBERS_MAX = 1000
 LOOKED_MAX = 5000
@@ -48,7 +47,8 @@ def cut(text: object, most: int = ERROR_CHARS_MAX) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EndedRow:
-    """One entry that has ended, or one task of a batch. `kind` is its error without the figures in it."""
+    """One entry that has ended, or one task of a batch. `kind` is its error without the figures in it; `took` has the
+    durations of its handlers, `took_s` that of a single one."""
 
     id: str
     state: str
@@ -61,17 +61,19 @@ class EndedRow:
     error: str
     kind: str
     payload: str
+    took_s: float | None
+    took: Sequence[float]
 
 
-def _row(receipt: Receipt, facts: dict[str, Any]) -> EndedRow:
-    payload = "" if bytes(receipt.payload) == bytes(NOTHING) else bytes(receipt.payload).decode(errors="replace")
-    about = {name: facts[name] for name in ("id", "state", "tasks", "failed", "attempts", "finished_at", "worker")}
+def _row(receipt: Receipt, facts: Mapping[str, Any]) -> EndedRow:
+    names = ("id", "state", "tasks", "failed", "attempts", "pushed_at", "finished_at", "worker", "took_s")
+    payloads = [bytes(payload) for n in range(receipt.count) if (payload := payload_in(receipt, n)) is not None]
     return EndedRow(
-        **about,
-        pushed_at=receipt.pushed_at,
+        **{name: facts[name] for name in names},
         error=cut(receipt.error),
         kind=kind_of(receipt.error or ""),
-        payload=cut(payload, PAYLOAD_CHARS_MAX),
+        payload=cut(b"\n".join(payloads).decode(errors="replace"), PAYLOAD_CHARS_MAX),
+        took=took_of(receipt),
     )
 
 
@@ -103,7 +105,6 @@ class EndedTasks:
         inspection(fleet, queue, "list its tasks")
         self._keys = QueueKeys.of(queue)
         self._store = CappedStore(fleet.store, fleet.runtime, NEAR_MAX)
-        self._runtime = fleet.runtime
         self._reader = Inspection(Storage(self._store, self._keys, fleet.runtime))
         self._rows = ReceiptRows() if rows is None else rows
         self.unreadable: list[str] = []
@@ -113,9 +114,11 @@ class EndedTasks:
         only the receipts of tasks that were pushed last were listed; then retries and tasks with ids of users may be
         missing.
 
-        Cost: 2 LISTs, of large folders up to 2 + 8 each; 1 GET for each of 100 receipts that was not read before.
+        Cost: 2 LISTs, of large folders up to 6 each; 1 GET for each of 100 receipts that was not read before.
         """
-        listings = [self._listed(folder) for folder in (self._keys.completed, self._keys.failed)]
+        most = LISTED_MAX if self._store.far else NEAR_MAX
+        folders = (self._keys.completed, self._keys.failed)
+        listings = [self._reader.latest_receipts(folder, ENDED_SHOWN, most) for folder in folders]
         stats = [stat for listing, _ in listings for stat in listing]
         newest = nlargest(ENDED_SHOWN, stats, key=lambda stat: (stat.modified, stat.key))
         rows = sorted(self._read(newest), key=lambda row: row.finished_at, reverse=True)
@@ -125,6 +128,7 @@ class EndedTasks:
             "more": len(stats) > ENDED_SHOWN or not whole,
             "sampled": not whole,
             "unreadable": len(self.unreadable),
+            "durations": duration_facts([took_s for row in rows if row.state == "completed" for took_s in row.took]),
         }
 
     def groups(self) -> dict[str, Any]:
@@ -168,26 +172,6 @@ class EndedTasks:
     def _failed(self) -> Iterator[EndedRow]:
         return (row for row in self._read(self._store.list(self._keys.failed)) if row.state == "failed")
 
-    def _listed(self, folder: str) -> tuple[Sequence[Stat], bool]:
-        """The receipts of a folder, and whether these are all. Names that Limpet made sort by the time of the push."""
-        most = LISTED_MAX if self._store.far else NEAR_MAX
-        stats = {stat.key: stat for stat in islice(self._store.list(folder), most + 1)}
-        if len(stats) <= most:
-            return [*stats.values()], True
-        if self._store.far:
-            stats |= self._pushed_lately(folder)
-        return [*stats.values()], False
-
-    def _pushed_lately(self, folder: str) -> dict[Key, Stat]:
-        found: dict[Key, Stat] = {}
-        for span_s in SPANS_S:
-            since_ms = int((self._runtime.wall().timestamp() - span_s) * 1000)
-            recent = self._store.list(folder, after=f"{folder}/{ulid(since_ms, 0)}")
-            found |= {stat.key: stat for stat in islice(recent, LISTED_MAX)}
-            if len(found) >= ENDED_SHOWN:
-                break
-        return found
-
     def _read(self, stats: Iterable[Stat]) -> Iterator[EndedRow]:
         """The rows of receipts, in the order of their stats; not of those that were retried or cannot be read."""
         listing = iter(stats)
@@ -204,4 +188,4 @@ class EndedTasks:
 
 
 def _facts(row: EndedRow) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name != "kind"}
+    return {name: value for name, value in asdict(row).items() if name not in ("kind", "took")}
