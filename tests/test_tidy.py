@@ -621,7 +621,7 @@ CONCEPTS: dict[str, tuple[str, set[str]]] = {
     "how often an idle worker looks": (r"^class (?:Poll\w+|LookSchedule)\b", {"queue/look.py"}),
     "processes that are started and watched": (r"\bPopen\(", {"worker/command.py", "worker/pool.py"}),
     "trying again": (r"^def (?:attempts|backoff_s|polls|ticks)\(", {"kernel/waiting.py"}),
-    "what time it is": (r"def elapsed_s\(", {"kernel/runtime.py", "sim/world.py", "testing.py"}),
+    "what time it is": (r"def elapsed_s\(", {"kernel/runtime.py", "sim/world.py", "testing/clock.py"}),
     "forwarding to another store": (r"self\.inner\.get\(", {"kernel/store/api.py"}),
 }
 """By concept: how it would be written again, and where it is."""

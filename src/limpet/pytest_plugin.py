@@ -7,8 +7,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from limpet.app import Fleet
-    from limpet.testing import Clock
+    from limpet.testing import Clock, IsolatedFleet
+
+
+@pytest.fixture
+def limpet_isolated() -> Iterator[Callable[[Fleet], IsolatedFleet]]:
+    """`test = limpet_isolated(fleet)`: `limpet.testing.isolated` until the test ends."""
+    from contextlib import ExitStack
+
+    from limpet.testing import isolated
+
+    with ExitStack() as stack:
+        yield lambda fleet: stack.enter_context(isolated(fleet))
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import cache, cached_property, partial
 from importlib import import_module
 from itertools import islice
+from operator import methodcaller
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 from limpet.app.place import (
     SQS,
@@ -190,6 +192,8 @@ class Fleet:
         self.meter = meter
         self.store: Store = ScopedStore(meter, role="reader", runtime=runtime) if read_only else meter
         self._record = record
+        self.handles: WeakKeyDictionary[Any, Callable[[Fleet], Any]] = WeakKeyDictionary()
+        """The queues, indexes, locks and cells that it made and that are in use, with the call that made each."""
         self.runtime = runtime
         """The clock, chance and threads that the fleet's parts use."""
         self._connector = connector
@@ -260,7 +264,9 @@ class Fleet:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
         from limpet.kernel.lease import Lock
 
-        return Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._watch, look_first=look_first)
+        lock = Lock(self.store, keys.lock_key(name), name, ttl_s, self.runtime, self._watch, look_first=look_first)
+        self.handles[lock] = methodcaller("lock", name, ttl_s, look_first=look_first)
+        return lock
 
     def locks(
         self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
@@ -296,7 +302,9 @@ class Fleet:
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
         from limpet.kernel.cell import PLAIN, Cell
 
-        return Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
+        cell = Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
+        self.handles[cell] = methodcaller("cell", name)
+        return cell
 
     def queue(
         self, name: str, *, payload_type: Any = None, create: bool = True, **policy: Unpack[PolicyFields]
@@ -338,6 +346,7 @@ class Fleet:
             )
         if not create:
             demand_queue(self, queue)
+        self.handles[queue] = methodcaller("queue", name, payload_type=payload_type, **policy)
         return queue
 
     def queues(self) -> list[str]:
@@ -380,7 +389,7 @@ class Fleet:
         from limpet.index.types import typed
 
         in_memory = self.url.startswith("memory:")  # no other process sees it
-        return Index(
+        index = Index(
             self.store,
             name,
             self.runtime,
@@ -391,6 +400,8 @@ class Fleet:
             job=None if in_memory else CompileJob(absolute(self.url), name),
             events=self.events,
         )
+        self.handles[index] = methodcaller("index", name, kind, key=key, depth=depth)
+        return index
 
     @cached_property
     def _stamps(self) -> Stamps:
@@ -456,6 +467,7 @@ class Fleet:
         Raises: Unsupported without the extra (`pip install 'limpet[catalog]'`).
         """
         catalog: Catalog = _catalogs().open_catalog(self._catalog_storage, self.url)
+        self.handles[catalog] = methodcaller("catalog")
         return catalog
 
     @cached_property

@@ -249,8 +249,8 @@ class Hooks:
     """The functions that a fleet's workers call around each task. It is an `EventSink`: events say how tasks ended."""
 
     def __init__(self, events: EventSink | None) -> None:
-        """`events`: where every event goes first."""
-        self._events = events
+        self.events = events
+        """Where every event goes first."""
         self._hooks: dict[HookKind, list[Hook]] = {"start": [], "done": [], "retry": [], "fail": []}
 
     def __bool__(self) -> bool:
@@ -274,8 +274,8 @@ class Hooks:
 
     def emit(self, event: Event) -> None:
         """Call the hooks for the end of a task that this thread ran."""
-        if self._events is not None:
-            self._events.emit(event)
+        if self.events is not None:
+            self.events.emit(event)
         fields, ran = event.fields, _running.get()
         kinds: dict[str, HookKind] = {"done": "done", "retried": "retry", "failed": "fail"}
         kind = kinds.get(fields.get("outcome", ""))
@@ -286,12 +286,12 @@ class Hooks:
         self.run(kind, replace(run, result=result, error=fields.get("error"), exception=ran.exception))
 
     def flush(self) -> None:
-        if self._events is not None:
-            self._events.flush()
+        if self.events is not None:
+            self.events.flush()
 
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+        if self.events is not None:
+            self.events.close()
 
 
 @dataclass(frozen=True, slots=True)

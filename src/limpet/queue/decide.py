@@ -147,9 +147,12 @@ def first_done(record: EntryLease) -> list[int]:
 
 
 def waits_left(record: EntryLease, *, modified: datetime, now: datetime, code: str = "") -> dict[int, float]:
-    """The waits of tasks that are not due yet, counted from now on. What `code` may fit is due."""
+    """The waits of tasks that are not due yet, counted from now on. What `code` may fit is due.
+
+    Times are whole microseconds, and `claimable` compares times: a wait that ends within 1e-6 s is over for it, too.
+    """
     since_s = (now - modified).total_seconds()
-    waits = {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s > since_s}
+    waits = {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s - since_s > 1e-6}
     return {n: wait_s for n, wait_s in waits.items() if not may_fit(record.suspended.get(n), code)}
 
 

@@ -488,6 +488,18 @@ def in_step(number: int) -> Iterator[None]:
         _inside.reset(before)
 
 
+@contextmanager
+def as_running(steps: TaskSteps) -> Iterator[None]:
+    """The block is the handler of that task, also where it is called in a step of another one."""
+    running, inside, reserved = RUNNING.set(steps), _inside.set(None), _reserved.set(None)
+    try:
+        yield
+    finally:
+        RUNNING.reset(running)
+        _inside.reset(inside)
+        _reserved.reset(reserved)
+
+
 def refuse_push(queue: Queue) -> None:
     """For queues that cannot make a push once.   Raises: Unsupported in a durable task, outside of its steps."""
     steps = RUNNING.get()

@@ -72,6 +72,16 @@ class Cron:
                 return tick_utc
         return None
 
+    def next(self, at: datetime) -> datetime | None:
+        """The first tick after `at`, in UTC; None if there is none in 50 years."""
+        from cronsim import CronSim
+
+        for tick in CronSim(self._fields, (at - REPEATED_MAX).astimezone(self._zone)):
+            tick_utc = tick.astimezone(UTC)
+            if tick_utc > at:
+                return tick_utc
+        return None
+
 
 def _zone(name: str) -> tzinfo:
     from zoneinfo import ZoneInfo
@@ -98,9 +108,11 @@ def _bad_field(line: str, fields: str, error: str) -> Invalid:
 class CronPusher:
     """Pushes each tick of some queues, once, at its time."""
 
-    def __init__(self, crons: Sequence[tuple[Queue, Cron]], runtime: Runtime) -> None:
+    def __init__(self, crons: Sequence[tuple[Queue, Cron]], runtime: Runtime, *, since: datetime | None = None) -> None:
+        """`since`: ticks until then are left out."""
         self._crons = crons
         self._runtime = runtime
+        self._since = since or datetime.min.replace(tzinfo=UTC)
         self._pushed: dict[str, datetime] = {}
         self.error: LimpetError | None = None
         """Why the newest push failed. The next call makes it again."""
@@ -115,7 +127,7 @@ class CronPusher:
         self.error = None
         for queue, cron in self._crons:
             tick = cron.last(now)
-            if tick is None or now - tick > LATE_MAX or self._pushed.get(queue.name) == tick:
+            if tick is None or tick <= self._since or now - tick > LATE_MAX or self._pushed.get(queue.name) == tick:
                 continue
             try:
                 pushed = queue.push({}, id=f"cron.{queue.name}.{tick:%Y%m%dT%H%MZ}")
@@ -126,6 +138,11 @@ class CronPusher:
             if pushed.created:
                 created.append((queue.name, pushed))
         return created
+
+    def next_tick(self) -> datetime | None:
+        """When the next tick of any of them comes."""
+        now = self._runtime.wall()
+        return min((tick for _, cron in self._crons if (tick := cron.next(now)) is not None), default=None)
 
     def wait_s(self) -> float:
         """Seconds until the next call: at the next full minute, or sooner after an error."""

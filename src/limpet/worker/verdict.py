@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from msgspec import ValidationError
@@ -90,11 +91,17 @@ def record_done(task: Task, value: Any, returns: ValueType = ANYTHING) -> tuple[
     return False, note
 
 
-def trace_of(error: BaseException) -> str | None:
-    """The traceback from the user's first frame on, at most the last 8 KiB; None if no frame is the user's."""
+def user_frames(error: BaseException) -> TracebackType | None:
+    """The traceback from the user's first frame on; None if no frame is the user's."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in OUR_FRAMES:
         frames = frames.tb_next
+    return frames
+
+
+def trace_of(error: BaseException) -> str | None:
+    """The traceback from the user's first frame on, at most the last 8 KiB; None if no frame is the user's."""
+    frames = user_frames(error)
     if frames is None:
         return None
     text = "".join(traceback.format_exception(type(error), error, frames))
