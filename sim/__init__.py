@@ -8,8 +8,8 @@
 
 A scenario is one file: its actors, a model of what they did and were shown, and the invariants (`kernel`, which also
 has the check for linearizability, `directory`, which also has the file system of a machine that may lose power,
-`queue`, `durable`, `lives`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by name, runs
-many seeds, removes faults that a failure does not need, and prints a trace.
+`queue`, `durable`, `swept`, `lives`, `backup`, `supervisor`, `index`, `catalog`). This module has the scenarios by
+name, runs many seeds, removes faults that a failure does not need, and prints a trace.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ SCENARIOS: dict[str, Scenario] = {
     "queue": partial(_run, "sim.queue", "QueueActors"),
     "queue_far": partial(_run, "sim.queue", "FarQueueActors"),
     "durable": partial(_run, "sim.durable", "DurableActors"),
+    "swept": partial(_run, "sim.swept", "SweptActors"),
     "backup": partial(_run, "sim.backup", "BackupActors"),
     "lives": partial(_run, "sim.lives", "LivesActors"),
     "supervisor": partial(_run, "sim.supervisor", "SupervisorActors"),

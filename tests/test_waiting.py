@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limpet.kernel.waiting import attempts, backoff_s, polls, spread_backoff_s, ticks
+from limpet.kernel.errors import Unavailable
+from limpet.kernel.waiting import (
+    BackgroundJob,
+    WakeFlag,
+    attempts,
+    backoff_s,
+    naps,
+    poll_pause_s,
+    polls,
+    spread_backoff_s,
+    ticks,
+)
 from support.clock import ManualRuntime, steady
 
 
@@ -29,6 +40,21 @@ def test_attempts_without_a_pause_take_no_time() -> None:
     begun_s = runtime.elapsed_s()
     assert [*attempts(runtime, 3, 0)] == [1, 2, 3]
     assert runtime.elapsed_s() == begun_s
+
+
+def test_a_function_says_how_long_attempts_pause() -> None:
+    runtime = ManualRuntime()
+    begun_s, pauses = runtime.elapsed_s(), [0.0, 4.0, 0.0]
+    at_s = [runtime.elapsed_s() - begun_s for _ in attempts(runtime, 4, lambda failures: pauses[failures - 1])]
+    assert at_s == [0.0, 0.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(("looks", "longest_s"), [(1, 1.0), (2, 1.5), (3, 2.25), (9, 5.0), (10**6, 5.0)])
+def test_pauses_between_looks_grow_by_half_up_to_a_limit(looks: int, longest_s: float) -> None:
+    runtime = ManualRuntime()
+    pauses = [poll_pause_s(runtime, looks, 1.0, 5.0) for _ in range(100)]
+    assert all(0.7 * longest_s <= pause_s <= longest_s for pause_s in pauses)
+    assert len({*pauses}) == 100, "they have a random part"
 
 
 def test_a_pause_after_many_failures_is_bounded() -> None:
@@ -79,3 +105,49 @@ def test_ticks_end_when_they_are_stopped() -> None:
         if len(at_s) == 3:
             stop.set()
     assert at_s == [2.0, 4.0, 6.0]
+
+
+def test_naps_end_when_the_function_says_so() -> None:
+    runtime = ManualRuntime()
+    begun_s, pauses = runtime.elapsed_s(), iter([3.0, 0.5, None, 9.0])
+    assert [runtime.elapsed_s() - begun_s for _ in naps(runtime, lambda: next(pauses))] == [3.0, 3.5]
+
+
+def test_a_wake_counts_until_the_work_that_answers_it() -> None:
+    runtime = ManualRuntime()
+    waker, woken = WakeFlag(runtime), []
+    waker.wake()
+    for wake in waker.rounds(5.0):
+        woken.append((wake, runtime.elapsed_s()))
+        match len(woken):
+            case 2:
+                waker.rest()
+            case 4:
+                waker.stop()
+                waker.rest()
+    begun_s = woken[0][1]
+    assert [(wake, at_s - begun_s) for wake, at_s in woken] == [(True, 0), (True, 0), (False, 5), (False, 10)]
+
+
+def test_a_background_job_works_at_intervals_and_when_it_is_woken_and_once_at_its_end() -> None:
+    runtime = ManualRuntime()
+    begun_s, at_s = runtime.elapsed_s(), []
+
+    def work() -> None:
+        at_s.append(runtime.elapsed_s() - begun_s)
+        raise Unavailable("the next run tries again")
+
+    job = BackgroundJob("test", work, 10.0, runtime)
+    job.start()
+    runtime.sleep(35.0)
+    first_s = at_s[0]
+    assert 1.0 <= first_s <= 10.0
+    assert at_s == pytest.approx([first_s + 10.0 * n for n in range(len(at_s))])
+    before = len(at_s)
+    job.wake()
+    runtime.sleep(0.5)
+    assert len(at_s) == before + 1
+    job.finish()
+    runtime.sleep(100.0)
+    assert job.stopped
+    assert len(at_s) == before + 2

@@ -1360,7 +1360,7 @@ def test_what_sqs_refuses_has_a_kind(
     assert "\n" not in str(error.value)
     assert "it is so" in str(error.value)
     assert error.value.hint
-    assert len(world.spent()) == (4 if kind in (Unavailable, OutcomeUnknown) else 1)
+    assert len(world.spent()) == (3 if kind in (Unavailable, OutcomeUnknown) else 1)
     meddler.always("ReceiveMessage", failing(status, code))
     with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
         queue.claim()
@@ -1427,7 +1427,7 @@ def test_a_server_that_cannot_be_reached(world: World) -> None:
         with pytest.raises(Unavailable, match="Could not connect") as error:
             queue.push({})
     assert "endpoint" in error.value.hint
-    assert len(world.spent()) == 4
+    assert len(world.spent()) == 3
 
 
 def test_a_server_that_hangs_up(world: World) -> None:

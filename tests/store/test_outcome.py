@@ -9,7 +9,8 @@ import pytest
 from limpet.kernel.errors import Denied, LimpetError, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import Key
 from limpet.kernel.store import Absent, Always, Blob, Match, Version, When
-from limpet.kernel.store.outcome import SENDS_MAX, Resolution, Verdict, put_bytes, put_resolved
+from limpet.kernel.store.outcome import Resolution, Verdict, put_bytes, put_resolved
+from limpet.kernel.waiting import SENDS_MAX
 from support.clock import ManualRuntime
 from support.stores import (
     Fault,

@@ -26,7 +26,7 @@ from limpet.kernel.lease import Lease, Lock, Renewer
 from limpet.kernel.runtime import Flag, ulid_above
 from limpet.kernel.store.api import Absent, Put
 from limpet.kernel.store.outcome import put_bytes
-from limpet.kernel.waiting import Waker, attempts, ticks
+from limpet.kernel.waiting import WakeFlag, attempts, ticks
 
 GROUP_MAX = 256
 PUBLISH_S = 30.0
@@ -142,7 +142,7 @@ class Leader:
         self._view = storage.view
         self._mutex = self._runtime.mutex()
         self._waiting: list[_Pending] = []
-        self._waker = Waker(self._runtime)
+        self._waker = WakeFlag(self._runtime)
         self._enough = self._runtime.flag()
         self._expected = 0
         self._took_s = 0.0

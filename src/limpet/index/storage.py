@@ -29,8 +29,7 @@ from limpet.kernel.keys import IndexKeys, Key, is_key, name_of
 from limpet.kernel.records import INTEGER_MAX, RECORD_BYTES_MAX, Name, Positive
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
-from limpet.kernel.store.outcome import SENDS_MAX
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import SENDS_MAX, attempts
 
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record them in one small object."""

@@ -16,7 +16,12 @@ from limpet.kernel.runtime import Flag, Runtime, ThreadHandle
 
 TRIES_MAX = 10
 """How often a refused or unclear request is sent by default."""
-BACKOFF_S = 0.1
+SENDS_MAX = 3
+"""How often the same bytes are sent while a caller waits for the outcome."""
+CONTENDED_TRIES_MAX = 100
+"""How often a write is tried that others may prevent each time, by a write or delete of their own."""
+PAUSE_S = 0.1
+"""The pause after a first failure, and of a thread that repeats its work, by default."""
 BACKOFF_MAX_S = 3.0
 GROWTH = 1.5
 """Pauses between looks that find nothing grow by half."""
@@ -25,7 +30,7 @@ GROWTH = 1.5
 def attempts(
     runtime: Runtime,
     times: int | None = TRIES_MAX,
-    pause_s: float | Callable[[int], float] = BACKOFF_S,
+    pause_s: float | Callable[[int], float] = PAUSE_S,
     *,
     longest_s: float = BACKOFF_MAX_S,
     stop: Flag | None = None,
@@ -37,8 +42,11 @@ def attempts(
     """
     for tries in count(1) if times is None else range(1, times + 1):
         if tries > 1 and pause_s:
-            tried = tries - 1
-            left_s = pause_s(tried) if callable(pause_s) else backoff_s(runtime, tried, pause_s, longest_s=longest_s)
+            failures = tries - 1
+            if callable(pause_s):
+                left_s = pause_s(failures)
+            else:
+                left_s = backoff_s(runtime, failures, pause_s, longest_s=longest_s)
             if stop is not None:
                 stop.wait(left_s)
             elif left_s > 0:
@@ -48,9 +56,7 @@ def attempts(
         yield tries
 
 
-def backoff_s(
-    runtime: Runtime, failures: int, pause_s: float = BACKOFF_S, *, longest_s: float = BACKOFF_MAX_S
-) -> float:
+def backoff_s(runtime: Runtime, failures: int, pause_s: float = PAUSE_S, *, longest_s: float = BACKOFF_MAX_S) -> float:
     """The pause after so many failures in a row, with a random part (see `spread_backoff_s`)."""
     return spread_backoff_s(failures, pause_s, longest_s, runtime.rng.random())
 
@@ -93,7 +99,7 @@ def ticks(stop: Flag, every_s: float | Callable[[], float | None]) -> Iterator[N
     return _rounds(stop.wait, every_s)
 
 
-def naps(runtime: Runtime, every_s: float | Callable[[], float | None]) -> Iterator[None]:
+def naps(runtime: Runtime, every_s: float | Callable[[], float | None] = PAUSE_S) -> Iterator[None]:
     """As `ticks`, for a thread that nothing stops."""
     return _rounds(runtime.sleep, every_s)
 
@@ -104,7 +110,7 @@ def _rounds(wait: Callable[[float], object], every_s: float | Callable[[], float
         yield
 
 
-class Waker:
+class WakeFlag:
     """The pauses of a background thread that other threads can wake and stop."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -145,7 +151,7 @@ class BackgroundJob:
         self._work = work
         self._every_s = every_s
         self._runtime = runtime
-        self._waker = Waker(runtime)
+        self._waker = WakeFlag(runtime)
         self._thread: ThreadHandle | None = None
 
     def start(self) -> None:

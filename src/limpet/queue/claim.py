@@ -67,7 +67,6 @@ NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
-PAUSE_S = 0.4
 OUTLIVED_S = 3 * 86400.0
 """A claim that ran out so long ago asks whether the entry is still the one that it had."""
 
@@ -466,11 +465,7 @@ class EntryClaim:
         runtime = self.storage.runtime
         at_s = runtime.elapsed_s()
         until_s = at_s + self._lease.valid_for_s()
-
-        def pause_s(failures: int) -> float:
-            return min(backoff_s(runtime, failures, PAUSE_S), until_s - at_s)
-
-        for tries in attempts(runtime, None, pause_s):
+        for tries in attempts(runtime, None, lambda n: min(backoff_s(runtime, n), until_s - runtime.elapsed_s())):
             if tries > 1:
                 try:
                     write()

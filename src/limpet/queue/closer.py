@@ -23,7 +23,6 @@ from limpet.kernel.waiting import naps
 LINGER_S = 1.0
 FRESH_S = 0.5
 """How old a read may be that a claim relies on: half of `LINGER_S`, so that clocks may differ in rate."""
-PAUSE_S = 0.1
 GROUP = 500
 IDLE_MAX = 20
 
@@ -93,7 +92,7 @@ class Closer:
         """
         idle = 0
         try:
-            for _ in naps(self._runtime, PAUSE_S):
+            for _ in naps(self._runtime):
                 busy = self._delete_tasks()
                 busy = self._delete_leases() or busy
                 with self._mutex:

@@ -26,6 +26,7 @@ from limpet.kernel.lease import State
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Stat, Version
 from limpet.queue.awaited import TURN_S, AwaitCheck, AwaitedStep
+from limpet.queue.closer import FRESH_S
 from limpet.queue.decide import Ready, Resting, claimable, is_left_out, now_for
 from limpet.queue.durable import WaitingStep, look_again_s, looks
 from limpet.queue.entry import EntryLease
@@ -55,8 +56,6 @@ AGAIN_S = 1.0
 """When an entry is looked at again that could not be claimed."""
 RUNG_MAX = 8
 """After a ring so many entries are looked at whose tasks wait for others: those that were looked at longest ago."""
-RUNG_AGAIN_S = 0.5
-"""A ring does not count for what was looked at within this time: what ended may not have been removed at once."""
 
 
 @dataclass(slots=True)
@@ -521,7 +520,7 @@ class Discovery:
         now = max(self.now_for(row.candidate, lease), lease.modified + timedelta(seconds=lease.value.wait_s))
         pace_s = look_again_s((now - lease.modified).total_seconds())
         version = _listed_version(row.candidate, lease)
-        self._set(row, Resting(version, at_s + pace_s, ring_s=at_s + RUNG_AGAIN_S), waits=True)
+        self._set(row, Resting(version, at_s + pace_s, ring_s=at_s + FRESH_S), waits=True)
 
     def _set(self, row: LeaseRow, rest: Resting, *, waits: bool) -> None:
         with self._mutex:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.waiting import GROWTH
 
 FIRST_S = 0.2
 IDLE_S = 24.0
-GROWTH = 1.5
 FAILED_MAX_S = 30.0
 EARLY_PART = 0.9
 MEAN_PART = (EARLY_PART + 1.0) / 2

@@ -12,7 +12,7 @@ from limpet.kernel.cell import Won
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unsupported
 from limpet.kernel.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
 from limpet.kernel.store.api import Absent, Put, batched
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import SENDS_MAX, attempts
 from limpet.queue.api import Pushed
 from limpet.queue.decide import other_shape
 from limpet.queue.entry import (
@@ -30,7 +30,6 @@ from limpet.queue.entry import (
 from limpet.queue.finish import reject_scheduled
 from limpet.queue.storage import Storage
 
-SENDS_MAX = 4
 AT_ONCE = 32
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 from limpet.kernel.errors import Invalid
-from limpet.kernel.waiting import BACKOFF_S
+from limpet.kernel.waiting import PAUSE_S
 from limpet.service.protocol import LINGER_S, Connection, ConnectionLimiter, LimitedProtocol, peer_of
 
 HANDSHAKE_S = 10.0
@@ -52,7 +52,7 @@ class TlsAcceptor:
                 return
             except OSError:  # out of file descriptors: try again later
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(BACKOFF_S, self._listen)
+                self._loop.call_later(PAUSE_S, self._listen)
                 return
             accepted.setblocking(False)
             connection = self._limiter.add(peer_of(address), self._loop.time(), partial(_hang_up, accepted))

@@ -19,7 +19,7 @@ from limpet.kernel.keys import Key
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Match, Store, Version
 from limpet.kernel.store.outcome import Verdict, put_resolved
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import CONTENDED_TRIES_MAX, attempts
 
 __all__ = [
     "PLAIN",
@@ -288,7 +288,7 @@ class Cell(Generic[T]):
             # Not `backoff_s`: on a slow store, writers must spread over many swaps, so that few overlap.
             return self._runtime.rng.uniform(0, max(min(0.01 * 2**lost, 0.3), 16 * took_s)) if lost > 1 else 0.0
 
-        for tries in attempts(self._runtime, 100, pause_s):
+        for tries in attempts(self._runtime, CONTENDED_TRIES_MAX, pause_s):
             if tries > 2:
                 # Read after the pause: a base that was read before it is stale by now, and a writer that falls behind
                 # by more writes than the ring holds cannot resolve its own outcome.

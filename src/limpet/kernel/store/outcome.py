@@ -17,9 +17,7 @@ from limpet.kernel.keys import Key
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Match, Store, Version, When
-from limpet.kernel.waiting import attempts
-
-SENDS_MAX = 3
+from limpet.kernel.waiting import SENDS_MAX, attempts
 
 
 class Verdict(Enum):

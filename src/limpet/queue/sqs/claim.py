@@ -13,9 +13,9 @@ import msgspec
 
 from limpet.kernel.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import first_name
-from limpet.kernel.waiting import backoff_s
+from limpet.kernel.waiting import SENDS_MAX, backoff_s
 from limpet.queue.claim import NO_VERDICT, apply_error
-from limpet.queue.sqs.client import TRIES, FailedDelivery, Message, TaskMessage, check
+from limpet.queue.sqs.client import FailedDelivery, Message, TaskMessage, check
 
 if TYPE_CHECKING:
     from limpet.queue.sqs.queue import SqsQueue
@@ -236,7 +236,7 @@ class SqsClaim:
         if not any(held.state in ("waiting", "running", "ended") for held in self._held):
             self._queue.renewer.remove(self)
 
-    def _delete_ended(self, *, tries: int = TRIES) -> None:
+    def _delete_ended(self, *, tries: int = SENDS_MAX) -> None:
         ended = [held for held in self._held if held.state == "ended"]
         if ended:
             self._queue.delete_ended([held.message for held in ended], tries=tries)

@@ -29,7 +29,7 @@ from limpet.kernel.errors import (
 from limpet.kernel.keys import RETRY_MARK
 from limpet.kernel.records import Count, Instant, Name, Text
 from limpet.kernel.runtime import Runtime
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import SENDS_MAX, attempts
 from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
 
 BATCH_MAX = 10
@@ -38,7 +38,6 @@ POLL_MAX_S = 20
 CONNECT_S = 5
 READ_S = POLL_MAX_S + 10
 CONNECTIONS_MAX = 64
-TRIES = 4
 WAVE = 32
 AT_ONCE = 8
 LINE_MAX = 200
@@ -219,7 +218,7 @@ class SqsClient:
             return [*batch], error
         return ([batch[n] for n in refused], _first(refused)) if refused else None
 
-    def delete(self, url: str, receipts: Sequence[str], *, tries: int = TRIES) -> dict[int, Refusal]:
+    def delete(self, url: str, receipts: Sequence[str], *, tries: int = SENDS_MAX) -> dict[int, Refusal]:
         """Delete at most ten messages; the places of those that were refused. Gone already is no refusal.
 
         Cost: 1 request.
@@ -228,12 +227,14 @@ class SqsClient:
         refused = self._batch("delete", "delete_message_batch", url, entries, tries=tries)
         return {n: refusal for n, refusal in refused.items() if not refusal.gone}
 
-    def hide(self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
+    def hide(
+        self, url: str, receipts: Sequence[str], visibility_s: int, *, tries: int = SENDS_MAX
+    ) -> dict[int, Refusal]:
         """Hide at most ten messages for `visibility_s` from now; the places of the refused ones.   Cost: 1 request."""
         entries = [{"ReceiptHandle": each, "VisibilityTimeout": visibility_s} for each in receipts]
         return self._batch("change visibility", "change_message_visibility_batch", url, entries, tries=tries)
 
-    def call(self, what: str, operation: str, *, tries: int = TRIES, **arguments: Any) -> dict[str, Any]:
+    def call(self, what: str, operation: str, *, tries: int = SENDS_MAX, **arguments: Any) -> dict[str, Any]:
         """One request, sent again while it may help.
 
         Raises: Denied, Invalid, Missing, Conflict: SQS refused it. Unavailable: it was not done. OutcomeUnknown: one of
@@ -255,7 +256,7 @@ class SqsClient:
         raise unclear or failure
 
     def _batch(
-        self, what: str, operation: str, url: str, entries: Sequence[Mapping[str, Any]], *, tries: int = TRIES
+        self, what: str, operation: str, url: str, entries: Sequence[Mapping[str, Any]], *, tries: int = SENDS_MAX
     ) -> dict[int, Refusal]:
         """F20: the answer is 200 with refused entries inside. Those are sent again, alone, while it may help."""
         left = dict(enumerate(entries))

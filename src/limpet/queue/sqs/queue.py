@@ -25,7 +25,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import SENDS_MAX, attempts
 from limpet.queue.api import (
     FAILED_BY_COMMAND,
     AttemptError,
@@ -47,7 +47,6 @@ from limpet.queue.sqs.claim import HIDDEN_MAX_S, Delivery, SqsClaim
 from limpet.queue.sqs.client import (
     BATCH_MAX,
     POLL_MAX_S,
-    TRIES,
     FailedDelivery,
     Message,
     Refusal,
@@ -429,7 +428,7 @@ class SqsQueue:
                 self._urls[sqs_name] = self._client.make(sqs_name, attributes)
         return self._urls[sqs_name]
 
-    def hide(self, held: Sequence[Delivery], visibility_s: int, *, tries: int = TRIES) -> dict[int, Refusal]:
+    def hide(self, held: Sequence[Delivery], visibility_s: int, *, tries: int = SENDS_MAX) -> dict[int, Refusal]:
         """Hide claimed messages for `visibility_s` from now; the places of the refused ones.   Cost: 1 for ten."""
         receipts = [each.message.receipt for each in held]
         return self._client.hide(self._main(), receipts, visibility_s, tries=tries)
@@ -443,7 +442,7 @@ class SqsQueue:
         self._send(self._failed(), texts, "messages could not be moved to its failed queue")
         self.delete_ended([each.message for each in failed])
 
-    def delete_ended(self, messages: Sequence[Message], *, tries: int = TRIES) -> None:
+    def delete_ended(self, messages: Sequence[Message], *, tries: int = SENDS_MAX) -> None:
         """Delete what has ended.   Raises: Unavailable, OutcomeUnknown: it may come again.   Cost: 1 for ten."""
         self._delete(self._main(), messages, "messages that have ended could not be deleted", tries=tries)
 
@@ -454,7 +453,7 @@ class SqsQueue:
             refused = self._client.send(url, bodies[batch.start : batch.stop])
             check(f"queue {self.name!r}: {trouble}", [texts[n][0] for n in batch], refused)
 
-    def _delete(self, url: str, messages: Sequence[Message], trouble: str, *, tries: int = TRIES) -> None:
+    def _delete(self, url: str, messages: Sequence[Message], trouble: str, *, tries: int = SENDS_MAX) -> None:
         """Delete messages.   Raises: Unavailable, OutcomeUnknown: they may come again.   Cost: 1 for ten."""
         refused = self._client.delete(url, [message.receipt for message in messages], tries=tries)
         check(f"queue {self.name!r}: {trouble}", [message.id for message in messages], refused)

@@ -16,7 +16,7 @@ from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, Outcom
 from limpet.kernel.keys import Key, QueueKeys
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Stat, Store, batched
-from limpet.kernel.waiting import attempts
+from limpet.kernel.waiting import SENDS_MAX, attempts
 from limpet.queue.entry import Receipt
 from limpet.queue.sync.apply import OnUnreadable, RemoteLeases, stored_bytes
 from limpet.queue.sync.records import (
@@ -36,8 +36,6 @@ from limpet.queue.sync.state import NodeState
 
 LINES_MAX = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
-SENDS_MAX = 4
-"""How often a client sends a line: its caller waits for it."""
 PAGE = 1000
 
 Logs = Mapping[str, Mapping[int, Stat]]

@@ -23,6 +23,7 @@ from itertools import count
 
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.directory.files import Files, FileStat
+from limpet.kernel.waiting import CONTENDED_TRIES_MAX
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 INNER_FOLDER = FOLDER | os.O_NOFOLLOW
@@ -32,7 +33,6 @@ LOOK = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
 the right to read."""
 PRIVATE = 0o600
 OPEN_MAX = 32
-MKDIR_TRIES = 1000
 EMPTY_LINKS = 2
 """A folder with more links than this contains folders. With fewer it may, too: not every file system counts them."""
 
@@ -183,7 +183,7 @@ class Folders:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
                 return folder
             except FileNotFoundError:
-                if tries > MKDIR_TRIES:
+                if tries > CONTENDED_TRIES_MAX:
                     raise  # no folder can be made there; other processes do not prune it this often
         if made is not None:
             made.append(path)

@@ -29,11 +29,11 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Match, StoreClock, Version, When
 from limpet.kernel.store.directory.files import Files, FileStat, not_durable
 from limpet.kernel.store.directory.folders import PRIVATE, Folder, Folders, look, parent
+from limpet.kernel.waiting import CONTENDED_TRIES_MAX
 
 TICK_BITS = 22
 STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 TEMP_AGE_NS_MAX = 24 * 60 * 60 * 1_000_000_000
-TRIES_MAX = 100
 LOCK_FILES = 64
 
 OBSERVE_NS = 10_000_000
@@ -259,7 +259,7 @@ class FileWriter:
     def _replace(self, key: Key, write: _FileWrite, when: When) -> None:
         held = self._lock(key)
         try:
-            for _ in range(TRIES_MAX):
+            for _ in range(CONTENDED_TRIES_MAX):
                 old = look(self._files, write.folder, write.name)
                 _refuse(key, when, old)
                 if old is None:
@@ -281,7 +281,7 @@ class FileWriter:
 
     def _publish(self, move: Literal["link", "rename"], write: _FileWrite) -> None:
         """Raises: FileExistsError of `link`, with nothing changed."""
-        for _ in range(TRIES_MAX):
+        for _ in range(CONTENDED_TRIES_MAX):
             try:
                 folder = write.folder
                 if folder is None:
