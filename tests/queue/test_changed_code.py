@@ -158,7 +158,7 @@ def test_changed_code_waits_and_charges_no_attempt(world: World) -> None:
     events = work(world.process(max_attempts=1), program.new)
     assert kinds(events) == ["started", "warning", "suspended"]
     facts = operator.queue.describe(pushed.id) or {}
-    assert (facts["state"], facts["reason"]) == ("suspended", WHY)
+    assert (facts["state"], facts["reason"], facts["waits_for_code"]) == ("suspended", WHY, True)
     assert [step["name"] for step in facts["steps"]] == ["first", "reserve", "of 60 s"]
     [summary] = summarize(operator.store, operator.runtime)
     assert (summary.suspended, summary.waits_for_code, summary.suspended_reason) == (1, 1, WHY)
