@@ -311,7 +311,7 @@ class Inspection(TaskResults):
         For a retried task: the facts of its last retry.   Cost: up to 12 GETs, HEADs and LISTs; 4 for a failed task;
         for a durable task that is suspended or has failed 1 LIST more, and 1 GET for each recorded step.
         """
-        result = self.result(id_ := plain_id(id_))
+        result = self.stored_result(id_ := plain_id(id_))
         facts = {"id": result.id, "state": result.state}
         if result.id != id_:
             facts["asked_for"] = id_
