@@ -30,6 +30,7 @@ def fleet() -> Fleet:
 SAMPLE = """
 import limpet
 from datetime import UTC, datetime
+from typing import assert_type
 
 fleet = limpet.open("memory://")
 
@@ -42,6 +43,21 @@ enrich.using(id="a", delay_s=1.0).push("a.com", tries=2)
 enrich.using(at=datetime(2030, 1, 1, tzinfo=UTC)).push(domain="a.com")
 pushed: limpet.Pushed = enrich.push("a.com")
 result: limpet.Result = enrich.queue.result(pushed.id)
+
+@fleet.task
+async def count(domain: str) -> int:
+    ends = limpet.gather([enrich.push(domain), enrich.push(domain)])
+    assert_type([end.unwrap() for end in ends], list[str])
+    assert_type(limpet.current_task().attempt, int)
+    pushed = await count.push_async(domain)
+    return pushed.result().unwrap()
+
+assert_type(enrich.push("a.com").result().value, str | None)
+assert_type(enrich.using(id=1).push("a.com"), limpet.Pushed[str])
+assert_type(count.push("a.com").result().unwrap(), int)
+assert_type(count.using(id="a").push("a.com"), limpet.Pushed[int])
+assert_type([task.result().unwrap() for task in count.push_many([("a.com",)])], list[int])
+assert_type(limpet.gather([*count.push_many([]), count.push("a")])[0], limpet.Result)
 """
 MISTAKES = """
 enrich.push(1)
@@ -49,6 +65,8 @@ enrich.push()
 enrich.push("a.com", retries=2)
 enrich.using(id=1.5).push("a.com")
 enrich.using(id="a").push("a.com", tries="many")
+enrich.push("a.com").result().value.upper()
+len(count.push("a.com").result().unwrap())
 """
 
 

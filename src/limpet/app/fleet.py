@@ -434,7 +434,8 @@ class Fleet:
 
         Its queue has the task's name; `@fleet.task` and `@fleet.task()` take the function's. With `cron` (five fields,
         in UTC or in `cron_zone`, such as Europe/Berlin) workers push it at those times, without arguments.
-        Raises: Invalid for a function that no worker could run, or a time that does not exist.   Cost: nothing yet.
+        Raises: Invalid for a function that no worker could run, a type that JSON cannot hold, or a time that does not
+        exist.   Cost: nothing yet.
         """
         if name is not None and not isinstance(name, str) and callable(name):
             return self.tasks.define(None, cron=cron, cron_zone=cron_zone, **policy)(name)

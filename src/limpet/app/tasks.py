@@ -189,7 +189,7 @@ class Arguments:
         except NameError:
             return None
         except UnsupportedType as error:
-            raise Invalid(f"{where} cannot be stored: {error}", hint=SUPPORTED) from None
+            raise Invalid(f"{where} cannot be stored: {error}", hint=error.hint) from None
 
 
 def _noted(note: Any) -> str:

@@ -1,9 +1,10 @@
 """A task queue in a store: tasks are done at least once, and nothing acknowledged is lost.
 
 Read `api` (the interface), `entry` (the objects), `decide` (the rules), then a task's life in its order: `push`,
-`discovery` and `claiming` (how an entry is found and claimed), `steps` and `durable` (what a handler records), `claim`
-and `finish` (how it ends), `sweep` and `closer` (what a crash has left). `queue` puts them together. `rows` and
-`inspect` read without changing. `sync` joins queues of several places, `sqs` keeps a queue on SQS.
+`discovery` and `claiming` (how an entry is found and claimed), `steps` and `durable` (what a handler records),
+`value_types` (how users' values are stored and built back), `claim` and `finish` (how it ends), `sweep` and `closer`
+(what a crash has left). `queue` puts them together. `rows` and `inspect` read without changing. `sync` joins queues of
+several places, `sqs` keeps a queue on SQS.
 
 It may import events and the kernel, and neither the index nor the catalog: those stand beside it.
 """

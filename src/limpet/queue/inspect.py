@@ -432,7 +432,7 @@ class Inspection(TaskResults):
         For a durable task also that of its children, 20 at most, as of `results`; and 1 GET if it has completed, else 2
         LISTs and 1 GET for each recorded step and each signal.
         """
-        result = self.result(id_ := plain_id(id_))
+        result = self.stored_result(id_ := plain_id(id_))
         facts = {"id": result.id, "state": result.state}
         if result.id != id_:
             facts["asked_for"] = id_

@@ -116,7 +116,11 @@ class TaskResults:
             found = self.wait([id], timeout_s=wait_s)[0]
             if found.ready:
                 return found
-        return self._built(self._answer(self._result(plain_id(id), alone=True)))
+        return self._built(self.stored_result(id))
+
+    def stored_result(self, id: str | int) -> Result:
+        """The result with its value as it is stored.   Cost: that of `result`."""
+        return self._answer(self._result(plain_id(id), alone=True))
 
     async def result_async(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """Cost: that of `result`."""
@@ -303,7 +307,7 @@ class TaskResults:
         seen = self.storage.lease(entry).read()
         if seen is not None and n in seen.value.errors:
             return attempt_errors(seen.value.errors[n])
-        return self.result(id).errors
+        return self.stored_result(id).errors
 
     def receipt(self, id_: str, *, gone: bool = False) -> Receipt | None:
         """The receipt that counts for a task: completed beats failed. `gone`: its entry does not wait any more.

@@ -19,11 +19,17 @@ from limpet.kernel.models import built_part, model_of
 from limpet.queue.api import Result
 
 SUPPORTED = "use plain values, dataclasses, msgspec structs, pydantic models, datetimes, enums, UUIDs or Decimals"
+TAGGED = "use one type with a field that tells its kinds apart, or msgspec structs with tag=True"
 UNTYPED = (inspect.Parameter.empty, typing.NoReturn, typing.Never, object)
 
 
 class UnsupportedType(TypeError):
-    """Values of this annotation cannot be stored, or cannot be built back."""
+    """Values of this annotation cannot be stored, or cannot be built back. `hint` says what to write instead."""
+
+    @property
+    def hint(self) -> str:
+        """What to write instead."""
+        return TAGGED if str(self).startswith("Type unions") else SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
