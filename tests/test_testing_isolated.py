@@ -285,6 +285,16 @@ def test_a_run_is_the_same_each_time(app: App) -> None:
     assert first[0] == sorted(first[0])
 
 
+def test_a_limit_of_claims_that_an_earlier_drain_used(app: App) -> None:
+    one = app.fleet.task("one", concurrency=1)(lambda: None)
+    both = app.fleet.task("both batches")(lambda: len(one.push_many([()] * 150)))
+    with app.isolated() as test:
+        one.push()
+        assert test.drain().done == 1
+        both.push()
+        assert (test.drain().done, test.now) == (151, START)
+
+
 def test_a_drain_inside_a_running_loop(app: App, test: testing.IsolatedFleet) -> None:
     async def main() -> int:
         await app.both.push_async(60)

@@ -241,10 +241,16 @@ def test_the_fixtures(pytester: pytest.Pytester) -> None:
 
         def test_a_fresh_fleet(limpet_fleet):
             assert limpet_fleet.queues() == []
+
+        def test_an_isolated_one(limpet_isolated, limpet_fleet):
+            limpet_fleet.queue("q").push({})
+            test = limpet_isolated(limpet_fleet)
+            test.move(60)
+            assert limpet_fleet.queues() == []
         """
     )
     ran = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
-    ran.assert_outcomes(passed=2)
+    ran.assert_outcomes(passed=3)
 
 
 def test_a_clock_does_not_go_back() -> None:

@@ -48,11 +48,15 @@ class Claiming(Inspection):
         self._looks = LookSchedule(self.idle_poll_s, storage.runtime)
         self._is_paused = False
         self._ask_control_at_s = float("-inf")
-        self.discovery = Discovery(storage, ttl_s=policy.ttl_s)
-        storage.freed_listener = WeakMethod(self.discovery.note_freed)
+        self.look_anew()
         self._renewer = Renewer(storage.runtime, policy.ttl_s, name=f"limpet-renewer-{storage.keys.name}")
         self._slots = Slots(storage, policy, storage.watch, self._renewer)
         self._sweeper = Sweeper(storage, policy)
+
+    def look_anew(self) -> None:
+        """Forget what is known of the backlog, so that each lease in it is looked at again.   Cost: nothing yet."""
+        self.discovery = Discovery(self.storage, ttl_s=self.policy.ttl_s)
+        self.storage.freed_listener = WeakMethod(self.discovery.note_freed)
 
     def claim(self, *, wait_s: float = 0.0) -> EntryClaim | EmptyClaim:
         """Claim the oldest entry that is free.

@@ -21,7 +21,8 @@ WAIT_MAX_S = 3600.0
 """For so long a test, or a handler in it, may wait without a drain: nothing runs meanwhile that could end the wait."""
 SETTLE_S = 10.0
 """For so long, in real time, the clock waits for a background thread to pause before it moves."""
-LOOK_S = 3600.0
+FOREVER_S = 1e6
+"""No test takes as long."""
 
 
 class Clock:
@@ -142,7 +143,7 @@ class VirtualRuntime(SystemRuntime):
         """
         until_us = self._now_us + ceil(max(0.0, seconds) * US) if seconds < inf else inf
         if self.thread() in self._background:
-            self._rest(until_us, flag)
+            self._rest(max(until_us, self._now_us + 1), flag)  # so that one that never rests does not stop the clock
             return
         began_us = self._now_us
         if until_us < inf and self._waited_us + until_us - began_us > WAIT_MAX_S * US:
@@ -163,19 +164,24 @@ class VirtualRuntime(SystemRuntime):
         self._let_go(lambda _, __: True)
 
     def _run_until(self, until_us: float, flag: VirtualFlag | None) -> None:
-        """Move the clock from one time to the next at which a background thread goes on."""
-        while True:
-            self._quiet.wait(SETTLE_S)
-            if flag is not None and flag.is_set():
-                return
-            with self._mutex:
-                due_us = min((until for until, _ in self._waits.values()), default=inf)
-            if due_us > until_us or (due_us == inf and until_us < inf):
-                break
-            if due_us < inf:
-                self._now_us = max(self._now_us, int(due_us))
-                self._let_go(lambda until, _: until <= self._now_us)
-        self._now_us = max(self._now_us, int(until_us))
+        """Move the clock from one time to the next at which a background thread goes on, unless the flag is set."""
+        while self._has_moved(until_us, flag):
+            pass
+        if flag is None or not flag.is_set():
+            self._now_us = max(self._now_us, int(until_us))
+
+    def _has_moved(self, until_us: float, flag: VirtualFlag | None) -> bool:
+        """Wait until all background threads wait, and let the next of them go on. False if there is none in time."""
+        self._quiet.wait(SETTLE_S)
+        if flag is not None and flag.is_set():
+            return False
+        with self._mutex:
+            due_us = min((until for until, _ in self._waits.values()), default=inf)
+        if due_us < inf and due_us <= until_us:
+            self._now_us = max(self._now_us, int(due_us))
+            self._let_go(lambda until, _: until <= self._now_us)
+            return True
+        return until_us == inf  # a thread that is to end is busy
 
     def _rest(self, until_us: float, flag: VirtualFlag | None) -> None:
         """Wait, as a background thread."""
@@ -186,8 +192,7 @@ class VirtualRuntime(SystemRuntime):
                     return
                 self._waits[go_on] = (until_us, flag)
                 self._add(-1)
-        while not (self._closed or go_on.wait(LOOK_S)):
-            pass
+        go_on.wait(FOREVER_S)
         if self._closed:
             raise _ClosedError
 

@@ -1,8 +1,8 @@
 """`DrainRun` runs the tasks of a fleet on a virtual clock, and moves the clock to whatever is due next.
 
 The work is done by a `Worker` in the caller's thread: claims, verdicts, retries and suspensions are those of
-production. Each round has new handles of the queues, which look at every lease anew, so that a task goes on as soon as
-it may, and not when an idle worker would look again.
+production. Each round looks at every lease anew, so that a task goes on as soon as it may, and not when an idle worker
+would look again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from inspect import isawaitable
-from typing import Any
+from typing import Any, cast
 
 from limpet.app import Fleet
 from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import QueueKeys, count_of
 from limpet.kernel.lease import State
 from limpet.kernel.store.api import Version
+from limpet.queue import BucketQueue
 from limpet.queue.api import Fail, TaskState
 from limpet.queue.awaited import AwaitCheck, AwaitedStep
 from limpet.queue.durable import looks, until
@@ -203,10 +204,8 @@ class DrainRun:
         return _runs(counts)
 
     def _job(self, job: Job) -> Job:
-        handles = self._fleet.handles
-        queue = handles[job.queue](self._fleet)
-        del handles[queue]  # it ends with the round
-        return replace(job, queue=queue, handle=self.failures.watched(job), cron=None)
+        cast(BucketQueue, job.queue).look_anew()
+        return replace(job, handle=self.failures.watched(job), cron=None)
 
     def _endless(self, what: str, hint: str) -> Invalid:
         names = sorted({task.queue for task in self._left()})
