@@ -20,7 +20,7 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: looking for garbage among them is 40 % of collecting, and some of each test."""
+    """Modules and tests stay to the end: to look for garbage among them would be 40 % of the CPU of collecting."""
     gc.freeze()
     gc.enable()
 
