@@ -14,6 +14,7 @@ name, runs many seeds, removes faults that a failure does not need, and prints a
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -48,22 +49,23 @@ def _run(module: str, actors: str, seed: int, *, muted: frozenset[str] = frozens
     return perform(getattr(import_module(module), actors), seed, muted=muted)
 
 
-SCENARIOS: dict[str, Scenario] = {
-    "kernel": partial(_run, "sim.kernel", "KernelActors"),
-    "directory": partial(_run, "sim.directory", "DirectoryActors"),
-    "queue": partial(_run, "sim.queue", "QueueActors"),
-    "queue_far": partial(_run, "sim.queue", "FarQueueActors"),
-    "durable": partial(_run, "sim.durable", "DurableActors"),
-    "swept": partial(_run, "sim.swept", "SweptActors"),
-    "backup": partial(_run, "sim.backup", "BackupActors"),
-    "lives": partial(_run, "sim.lives", "LivesActors"),
-    "supervisor": partial(_run, "sim.supervisor", "SupervisorActors"),
-    "index": partial(_run, "sim.index", "IndexActors"),
-    "index_far": partial(_run, "sim.index", "FarIndexActors"),
-    "index_disk": partial(_run, "sim.index", "IndexDiskActors"),
-    "catalog": partial(_run, "sim.catalog", "CatalogActors"),
-    "maintain": partial(_run, "sim.maintain", "MaintainActors"),
+_ACTORS = {
+    "kernel": ("sim.kernel", "KernelActors"),
+    "directory": ("sim.directory", "DirectoryActors"),
+    "queue": ("sim.queue", "QueueActors"),
+    "queue_far": ("sim.queue", "FarQueueActors"),
+    "durable": ("sim.durable", "DurableActors"),
+    "swept": ("sim.swept", "SweptActors"),
+    "backup": ("sim.backup", "BackupActors"),
+    "lives": ("sim.lives", "LivesActors"),
+    "supervisor": ("sim.supervisor", "SupervisorActors"),
+    "index": ("sim.index", "IndexActors"),
+    "index_far": ("sim.index", "FarIndexActors"),
+    "index_disk": ("sim.index", "IndexDiskActors"),
+    "catalog": ("sim.catalog", "CatalogActors"),
+    "maintain": ("sim.maintain", "MaintainActors"),
 }
+SCENARIOS: dict[str, Scenario] = {name: partial(_run, *place) for name, place in _ACTORS.items()}
 """Each runs a seed: `run(seed, muted=frozenset(...))`."""
 
 BLOCK = 10
@@ -125,12 +127,18 @@ def _spread(scenario: str, work: Iterable[range], jobs: int) -> Iterator[RunSum]
     if jobs == 1:
         yield from map(partial(_run_block, scenario), work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (scenario,)) as pool:
         work = iter(work)
         under_way = deque(pool.apply_async(_run_block, (scenario, seeds)) for seeds in islice(work, 2 * jobs))
         while under_way:
             yield under_way.popleft().get()
             under_way.extend(pool.apply_async(_run_block, (scenario, seeds)) for seeds in islice(work, 1))
+
+
+def _begin(scenario: str) -> None:
+    """Import all of a scenario. It stays to the end, and is not looked through for garbage."""
+    import_module(_ACTORS[scenario][0])
+    gc.freeze()
 
 
 def _run_block(scenario: str, seeds: range) -> RunSum:

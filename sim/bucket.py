@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +32,9 @@ from sim.actors import REQUEST_FAULTS, RunPlan, pick_fault
 from sim.world import PendingRequest, SimRuntime, Violation, World
 
 R = TypeVar("R")
+
+GREATEST = "\U0010ffff"
+"""No key has a character that comes after this one."""
 
 
 class BucketChange(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +71,8 @@ class Bucket:
         self._world = world
         self.plan = plan
         self.objects: dict[Key, Blob] = {}
+        self._names: list[Key] = []
+        """The keys of all objects, sorted."""
         self.journal: list[BucketChange] = []
         self.copying = False
         self.sent: list[Sent] = []
@@ -85,13 +91,22 @@ class Bucket:
         check_put(key, found.version if found else None, when)
         self.journal.append(BucketChange(self._world.now_s, who, key, data, self.copying))
         digest = hashlib.md5(data).hexdigest() if self.plan.digest_versions else f"v{len(self.journal)}"
-        self.objects[key] = Blob(data, Version(digest), self._modified(), len(data))
-        return self.objects[key].version
+        if found is None:
+            insort(self._names, key)
+        version = Version(digest)
+        self.objects[key] = Blob(data, version, self._modified(), len(data))
+        return version
 
     def delete(self, who: str, key: Key) -> None:
         """Remove."""
-        if self.objects.pop(key, None) is not None:
+        if key in self.objects:
+            self.lose(key)
             self.journal.append(BucketChange(self._world.now_s, who, key, None, self.copying))
+
+    def lose(self, key: Key) -> Blob:
+        """Remove an object that is there, and no process did it."""
+        del self._names[bisect_left(self._names, key)]
+        return self.objects.pop(key)
 
     def changes(self, *prefixes: str, suffix: str = "") -> Iterator[BucketChange]:
         """The mutations of keys with one of these prefixes and this suffix, in order."""
@@ -131,7 +146,14 @@ class Bucket:
 
     def below(self, prefix: str) -> list[Key]:
         """The keys under a prefix, sorted."""
-        return sorted(key for key in self.objects if key.startswith(f"{prefix}/"))
+        return self.named(f"{prefix}/")
+
+    def named(self, head: str, after: str = "", count: int | None = None) -> list[Key]:
+        """The keys that begin with `head` and come after `after`, sorted; the first `count` of them."""
+        names = self._names
+        start = bisect_right(names, after) if after > head else bisect_left(names, head)
+        stop = bisect_left(names, head + GREATEST, start) if head else len(names)
+        return names[start : stop if count is None else min(stop, start + count)]
 
     def at(self, key: Key, moment: int) -> bytes | None:
         """The object's bytes after the first `moment` mutations."""
@@ -150,6 +172,9 @@ class _Body(msgspec.Struct):
     state: str = ""
     token: int = 0
     fence: dict[str, object] | None = None
+
+
+_body = msgspec.json.Decoder(_Body).decode
 
 
 class SimStore(Store):
@@ -204,7 +229,7 @@ class SimStore(Store):
     def put(self, key: Key, data: bytes, *, when: When = Always()) -> Version:
         if self._process.newer and data.endswith(b"}") and len(data) > 2 and not key.endswith(".jsonl"):
             data = data[:-1] + b',"future":[1]}'
-        body = msgspec.json.decode(data.split(b"\n", 1)[0], type=_Body) if data.startswith(b"{") else _Body()
+        body = _body(data.split(b"\n", 1)[0]) if data.startswith(b"{") else _Body()
         step = self._put_step(check(key), body, when)
         task = id(self._world.current())
         self._bucket.sent.append(
@@ -245,8 +270,8 @@ class SimStore(Store):
         return sorted({stat.key[skip:].split("/")[0] for stat in self.list(prefix) if "/" in stat.key[skip:]})
 
     def _page(self, head: str, after: str) -> Sequence[Stat]:
-        names = sorted(key for key in self._bucket.objects if key.startswith(head) and key > after)[: self.page_size]
-        blobs = ((key, self._bucket.objects[key]) for key in names)
+        objects = self._bucket.objects
+        blobs = ((key, objects[key]) for key in self._bucket.named(head, after, self.page_size))
         return [Stat(key, blob.size, blob.version, blob.modified) for key, blob in blobs]
 
     def _call(
@@ -266,7 +291,8 @@ class SimStore(Store):
         self._sent += 1
         land = partial(self._land, step, key, detail, apply)
         process.in_flight[self._sent] = PendingRequest(step, land)
-        world.begins(step, process)
+        if world.strike_during is not None:
+            world.begins(step, process)
         try:
             result = self._carry(self._sent, verb, step, key, fault, apply, land)
         except LimpetError as error:
@@ -280,7 +306,8 @@ class SimStore(Store):
     ) -> R:
         """Send a request to the bucket and return the answer, as far as the fault allows. `land`: send a duplicate."""
         world, process = self._world, self._process
-        near_s, far_s = (world.chance(n, process.index, process.calls) for n in (12, 13))
+        near_s = world.chance(12, process.index, process.calls)
+        far_s = world.chance(13, process.index, process.calls)
         if fault in ("slow", "torn_pages"):
             near_s, far_s = near_s * 300, far_s * 300
         give_up_s = 0.5 + 2.5 * far_s
@@ -341,7 +368,7 @@ class SimStore(Store):
                 return f"{room}.create"
             if body.state in ("free", "cancelled"):
                 return f"{room}.free"
-            before = msgspec.json.decode(found.data, type=_Body) if found else body
+            before = _body(found.data) if found else body
             if before.token == body.token:
                 return f"{room}.renew"
             return f"{room}.take" if before.state == "free" else f"{room}.takeover"
@@ -352,6 +379,7 @@ class SimStore(Store):
         return f"{room}.put"
 
 
+@lru_cache(maxsize=4096)
 def room_of(key: str) -> str:
     """The kind of an object or folder: the first half of the name of a protocol step."""
     parts = key.split("/")

@@ -486,8 +486,7 @@ class SimIndexVerifier(IndexUser):
         """A shard that is missing, or lost a record, is an error for every reader and compiler (F23)."""
         name = self.policy.names[0]
         key = KEYS.shard(shard_id(name, DEPTH))
-        objects = self.actors.bucket.objects
-        whole = objects.pop(key)
+        whole = self.actors.bucket.lose(key)
         self.noticed(key, name, finding="missing_shard")
         self.refused(key)
         self.actors.bucket.put("vandal", key, whole.data.partition(b"\n")[2], Always())

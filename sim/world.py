@@ -2,7 +2,9 @@
 
 `World` is the scheduler and the trace; `SimRuntime` is the runtime of one simulated process. Threads are greenlets that
 run the normal synchronous code. They yield only inside runtime and store calls; the hub then runs the next event in
-virtual time. Random numbers are hashes of (seed, process, counter), so removing one fault from a run does not change
+virtual time. A task that yields switches to the next one itself, and a greenlet whose work is done takes that of
+another task: most of the cost of a run would be greenlets that start, and switches by way of the hub. Random numbers
+are hashes of (seed, process, counter), so removing one fault from a run does not change
 the others.
 """
 
@@ -21,7 +23,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from limpet.kernel.errors import LimpetError
 from limpet.kernel.runtime import Flag, ThreadHandle
@@ -75,7 +77,9 @@ class SimTask:
     world: World
     process: SimProcess
     name: str
-    glet: greenlet
+    work: Callable[[], Any]
+    glet: greenlet | None = None
+    """What runs it; None before it begins."""
     done: bool = False
     wake: int = 0
     paused_until_s: float = 0.0
@@ -151,6 +155,11 @@ class World:
         self._hub = getcurrent()
         self._running: SimTask | None = None
         self._network = SimProcess(-1, "network")
+        self._idle: list[greenlet] = []
+        self._going = False
+        """Whether `run` goes on: it has not seen its end."""
+        self._until_s = 0.0
+        self._done: Callable[[], bool] = lambda: True
         self._queue: list[tuple[float, int, int, SimTask]] = []
         self._wakes = 0
 
@@ -163,21 +172,7 @@ class World:
 
     def spawn(self, process: SimProcess, work: Callable[[], Any], *, name: str = "main") -> SimTask:
         """Run `work` as a thread of `process`, from now on."""
-
-        def body() -> None:
-            try:
-                work()
-            except Killed:
-                pass
-            except (LimpetError, AssertionError) as error:
-                if process.alive and not self.over:
-                    self.failure = self.failure or error
-            finally:
-                task.done = True
-                for call in task.on_done:
-                    call()
-
-        task = SimTask(self, process, name, greenlet(body, parent=self._hub))
+        task = SimTask(self, process, name, work)
         process.tasks.append(task)
         self.wake_at(task, self.now_s)
         return task
@@ -190,29 +185,32 @@ class World:
     def wake_at(self, task: SimTask, at_s: float) -> None:
         """Resume `task` at `at_s`; replaces an earlier wake-up."""
         task.wake = self._wakes = wake = self._wakes + 1
-        heappush(self._queue, (at_s, self._shuffled(wake), wake, task))
-
-    def _shuffled(self, wake: int) -> int:
-        """The order among tasks that wake at the same moment."""
-        return (wake ^ self._mixed_seed) * 0x9E3779B97F4A7C15 >> 7 & 0xFFFF
+        # Tasks that wake at the same moment are shuffled.
+        shuffled = (wake ^ self._mixed_seed) * 0x9E3779B97F4A7C15 >> 7 & 0xFFFF
+        heappush(self._queue, (at_s, shuffled, wake, task))
 
     def pause(self, seconds: float) -> None:
         """Yield; the current task resumes after this much virtual time."""
-        task = self.current()
+        task = self._running
+        if task is None or self.over or not task.process.alive:
+            raise Killed
         self.wake_at(task, self.now_s + seconds)
         self.park(task)
 
     def park(self, task: SimTask) -> None:
         """Yield until `wake_at` is called for `task`."""
-        self._hub.switch()
-        self.check_alive(task.process)
+        following = self._following()
+        if following is not task:
+            self._greenlet(following).switch()
+        if self.over or not task.process.alive:
+            raise Killed
 
     def current(self) -> SimTask:
         """The running task.   Raises: Killed when its process is dead."""
-        if self._running is None:
+        task = self._running
+        if task is None or self.over or not task.process.alive:
             raise Killed
-        self.check_alive(self._running.process)
-        return self._running
+        return task
 
     def check_alive(self, process: SimProcess) -> None:
         """Raises: Killed when the process is dead or the run is over."""
@@ -228,20 +226,68 @@ class World:
 
     def run(self, *, until_s: float, done: Callable[[], bool]) -> None:
         """Advance virtual time until `done()`, until there are no events, or until `until_s`."""
-        while self._queue and not done() and self.failure is None:
-            at_s, _, wake, task = heappop(self._queue)
-            if task.done or wake != task.wake or not task.process.alive:
+        self._until_s, self._done, self._going = until_s, done, True
+        while self._going:
+            task = self._running or self._following()
+            if task is not None:
+                if task.glet is None:
+                    task.glet = greenlet(self._carry, self._hub)
+                task.glet.switch()
+        self._running = None
+
+    def _following(self) -> SimTask | None:
+        """The task that runs next, at its time; None if `run` has come to its end."""
+        self._running = None
+        queue = self._queue
+        while queue and self.failure is None and not self._done():
+            at_s, shuffled, wake, task = heappop(queue)
+            process = task.process
+            if task.done or wake != task.wake or not process.alive:
                 continue
-            awake_s = max(task.process.paused_until_s, task.paused_until_s)
-            if awake_s > at_s:
-                heappush(self._queue, (awake_s, self._shuffled(wake), wake, task))
+            if process.paused_until_s > at_s or task.paused_until_s > at_s:
+                awake_s = max(process.paused_until_s, task.paused_until_s)
+                heappush(queue, (awake_s, shuffled, wake, task))
                 continue
-            if at_s > until_s:
-                return
-            self.now_s = max(self.now_s, at_s)
+            if at_s > self._until_s:
+                break
+            if at_s > self.now_s:
+                self.now_s = at_s
             self._running = task
-            task.glet.switch()
-            self._running = None
+            return task
+        self._going = False
+        return None
+
+    def _greenlet(self, task: SimTask | None) -> greenlet:
+        """What runs the task: an idle greenlet if it is yet to begin. The hub ends the run, and starts new greenlets:
+        one begins at the depth of recursion of its starter."""
+        if task is None:
+            return self._hub
+        if task.glet is None and self._idle:
+            task.glet = self._idle.pop()
+            task.glet.gr_context = None
+        return task.glet or self._hub
+
+    def _carry(self) -> None:
+        """Do the work of the running task, and then that of others, until the run is over."""
+        while self._running:
+            self._perform(self._running)
+            if self.over:
+                return
+            self._idle.append(getcurrent())
+            self._greenlet(self._following()).switch()
+
+    def _perform(self, task: SimTask) -> None:
+        try:
+            task.work()
+        except Killed:
+            pass
+        except (LimpetError, AssertionError) as error:
+            if task.process.alive and not self.over:
+                self.failure = self.failure or error
+        finally:
+            task.done = True
+            for call in task.on_done:
+                call()
 
     def close(self) -> None:
         """End every task; their clean-up code has no effect."""
@@ -250,6 +296,9 @@ class World:
             for task in process.tasks:
                 if not task.done and task.glet:
                     task.glet.throw(Killed)
+        for idle in self._idle:
+            idle.throw(GreenletExit)
+        self._idle.clear()
 
     def chance(self, *parts: int) -> float:
         """A number in [0, 1) that depends on the seed and `parts` only.
@@ -260,7 +309,10 @@ class World:
         state = self._mixed_heads.get(head)
         if state is None:
             state = self._mixed_heads[head] = _mixed(self._mixed_seed, head)
-        return _mixed(state, parts[-1:]) / 2**64
+        # `_mixed` of the last part. Every request asks three times, and most get another number each time.
+        state = (state ^ parts[-1]) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        return (state ^ state >> 31) / 2**64
 
     def note(
         self, who: str, what: str, key: str = "", detail: str | bytes = "", result: str = "", fault: str = ""
@@ -350,8 +402,8 @@ class SimMutex:
         self._waiting: list[SimTask] = []
 
     def __enter__(self) -> SimMutex:
-        world = self._runtime.world
         while self._taken:
+            world = self._runtime.world
             task = world.current()
             self._waiting.append(task)
             world.park(task)
@@ -360,8 +412,8 @@ class SimMutex:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._taken = False
-        world = self._runtime.world
         if self._waiting:
+            world = self._runtime.world
             world.wake_at(self._waiting.pop(0), world.now_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,15 @@ from cli.harness import Done, Here
 from support.servers.process import Bucket, NotInstalled
 from support.servers.shared import shared
 
-__all__ = ["here", "seaweedfs", "server", "url"]
+__all__ = ["here", "pytest_collection_finish", "seaweedfs", "server", "url"]
+
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: to look for garbage among them would be 40 % of the CPU of collecting."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

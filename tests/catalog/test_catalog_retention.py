@@ -119,7 +119,7 @@ LONG = 1 << 63
         ({"statistics": [{"statistics-path": ""}] * 1048576}, True),
         ({"statistics": [{"statistics-path": ""}] * 1048577}, False),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=["longest", "longer id", "longer time", "location", "longer location", "statistics", "more statistics"],
 )
 def test_metadata_has_bounds(fields: dict[str, Any], fine: bool) -> None:
     if fine:

@@ -888,9 +888,11 @@ def query_tables(bench: Bench) -> None:
 
 
 def query_fleet(bench: Bench) -> None:
-    """`limpet sql` over all that is neither a queue nor an index."""
-    for name in ("locks", "workers", "commits", "executions"):
-        bench.cli("sql", f"select * from fleet.{name}", "--json")
+    """`limpet sql` over all that is neither a queue nor an index. Each query costs 35 ms: one, and on an error four."""
+    queries = [f"select * from fleet.{name}" for name in ("locks", "workers", "commits", "executions")]
+    if bench.cli("sql", " union all by name ".join(queries), "--json").code:
+        for query in queries:
+            bench.cli("sql", query, "--json")
 
 
 # ---- nodes ----

@@ -13,21 +13,20 @@ from support.clock import ManualRuntime, Time
 
 __all__ = ["bucket", "fleet", "pytest_collection_modifyitems", "time"]
 
+HERE = Path(__file__).parent
 OF_THE_STORE = ("test_index_conformance", "test_index_verify")
 """What these do depends on the store. What others do with records is the same on each: a bucket runs them in full."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Creating an index in a bucket takes a second; `make test` has few."""
+    """Creating an index in a bucket takes a second; `make test` has the first such test of each file."""
+    files_met: set[Path] = set()
     for item in items:
-        here = Path(__file__).parent in item.path.parents
-        if here and "seaweedfs" in item.name and item.path.stem not in OF_THE_STORE and not _is_first(item, items):
+        if "seaweedfs" not in item.name or HERE not in item.path.parents or item.path.stem in OF_THE_STORE:
+            continue
+        if item.path in files_met:
             item.add_marker(pytest.mark.full)
-
-
-def _is_first(item: pytest.Item, items: list[pytest.Item]) -> bool:
-    """Whether it is the first test of its file in a bucket: those run each time."""
-    return item is next(each for each in items if each.path == item.path and "seaweedfs" in each.name)
+        files_met.add(item.path)
 
 
 @pytest.fixture

@@ -15,8 +15,10 @@ __all__: list[str] = []
 MODULES = (
     "hypothesis",
     "limpet.pytest_plugin",
+    "sim.backup",
     "sim.catalog",
     "sim.index",
+    "sim.maintain",
     "sim.supervisor",
     "planted.plant",
     "pytest",
