@@ -150,7 +150,7 @@ def test_a_completed_workflow_leads_to_its_children_and_back(page: Any, dashboar
     def part(n: int) -> int:
         return n * n
 
-    @fleet.task("reports")
+    @fleet.task("reports", durable=True)
     def report(text: str) -> str:
         part.push(7)
         return f"{text}: {limpet.wait_signal('approved')}"
