@@ -141,3 +141,35 @@ def test_times_are_local_and_tell_utc(browser: Any, dashboard: Dashboard) -> Non
     assert local in shown.inner_text()
     assert local != due[11:19]
     context.close()
+
+
+def test_a_completed_workflow_leads_to_its_children_and_back(page: Any, dashboard: Dashboard) -> None:
+    fleet = dashboard.fleet
+
+    @fleet.task("parts")
+    def part(n: int) -> int:
+        return n * n
+
+    @fleet.task("reports", durable=True)
+    def report(text: str) -> str:
+        part.push(7)
+        return f"{text}: {limpet.wait_signal('approved')}"
+
+    report.using(id="report-1").push(HOSTILE)
+    drain(fleet)
+    fleet.queue("reports").signal("report-1", "approved", HOSTILE)
+    drain(fleet)
+    page.goto(dashboard.at("queue/reports/report-1"))
+    dialog = page.get_by_role("dialog", name="report-1")
+    expect(dialog.locator("dl")).to_contain_text("Handler took")
+    assert dialog.locator(".steps summary .badge").all_inner_texts() == ["push", "signal"]
+    signal = dialog.locator("tr", has_text="approved")
+    expect(signal).to_contain_text(fleet.runtime.label)
+    expect(signal).to_contain_text("<img src=x")
+    dialog.locator("tr", has_text="parts").get_by_role("link").click()
+    child = page.get_by_role("dialog").filter(has_text="Pushed by")
+    expect(child).to_contain_text("49")
+    child.get_by_role("link", name="report-1").click()
+    expect(page.get_by_role("dialog", name="report-1")).to_contain_text("completed")
+    assert page.locator("main img, dialog img, dialog script").count() == 0
+    assert "hacked" not in page.title()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -220,3 +221,77 @@ def test_a_task_that_waits_for_code_can_be_failed(serve: Serve, fleet: Fleet) ->
     assert server.post("queue", "orders", "fail", body={"id": "order-7"}).json == {"failed": True}
     assert server.get("queue", "orders", "task", "order-7").json["state"] == "failed"
     assert server.post("queue", "orders", "fail", body={}).status == 400
+
+
+# ---- the page of a task that has ended ----
+
+
+def report(fleet: Fleet, rows: int = 7) -> str:
+    """A durable task that has pushed a child, got a signal and completed; the id of the child."""
+
+    @fleet.task("parts")
+    def part(n: int) -> int:
+        return n * n
+
+    @fleet.task("reports")
+    def make(text: str) -> str:
+        limpet.step(str, "x" * rows, name="count")
+        part.push(rows)
+        return f"{text}: {limpet.wait_signal('approved')}"
+
+    make.using(id="report-1").push(HOSTILE)
+    drain(fleet)
+    fleet.queue("reports").signal("report-1", "approved", "ann")
+    drain(fleet)
+    [child] = EndedTasks(fleet, "parts").lately()["ended"]
+    return str(child["id"])
+
+
+def test_the_page_of_a_completed_task_has_its_times_steps_signals_parent_and_children(
+    serve: Serve, fleet: Fleet
+) -> None:
+    child = report(fleet)
+    server = serve(fleet)
+    answer: list[Any] = []
+    spent = requests(fleet, lambda: answer.append(server.get("queue", "reports", "task", "report-1").json))
+    [found] = answer
+    # the receipt, as result and for its facts; how long it is kept; the history; and the child's receipt
+    assert spent == {"get": 5}
+    assert (found["state"], found["waits_for_code"], found["errors"]) == ("completed", False, [])
+    assert HOSTILE.replace('"', '\\"') in found["payload"]
+    assert found["result"].endswith(': ann"')
+    assert found["pushed_at"] <= found["began_at"] <= found["finished_at"]
+    assert found["took_s"] >= 0
+    assert [(step["kind"], step["name"]) for step in found["steps"]] == [
+        ("step", "count"),
+        ("push", "parts"),
+        ("signal", "approved"),
+    ]
+    [signal] = found["signals"]
+    assert (signal["name"], signal["by"], signal["value"]) == ("approved", fleet.runtime.label, '"ann"')
+    assert signal["at"] <= found["finished_at"]
+    assert found["children"] == [{"queue": "parts", "id": child, "state": "completed"}]
+    of_child = server.get("queue", "parts", "task", child).json
+    assert of_child["parent"] == {"queue": "reports", "id": "report-1", "step": 1}
+
+
+def test_a_value_that_was_not_kept_says_so(serve: Serve, fleet: Fleet) -> None:
+    report(fleet, 5000)
+    step = serve(fleet).get("queue", "reports", "task", "report-1").json["steps"][0]
+    assert re.fullmatch(r"not kept: 5,002 bytes, SHA-256 [0-9a-f]{64}", step["value"])
+
+
+def test_how_long_handlers_took_is_told_of_those_that_completed(serve: Serve, fleet: Fleet) -> None:
+    mail(fleet, "one", "two", "no 3")
+    queue = fleet.queue("mail")
+    queue.push_many([{"text": "a"}, {"text": "b"}])
+    drain(fleet)
+    found = serve(fleet).get(*ENDED).json
+    durations = found["durations"]
+    assert durations["tasks"] == 4
+    assert 0 <= durations["p50_s"] <= durations["p99_s"] <= durations["longest_s"]
+    assert {row["id"]: row["took_s"] is None for row in found["ended"] if row["tasks"] == 1} == {
+        "one": False,
+        "two": False,
+        "no 3": False,
+    }

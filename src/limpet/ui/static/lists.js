@@ -97,7 +97,7 @@ export function endedList(queue, search, opens) {
     if (found.sampled) notes.push("of many receipts only those of the tasks that were pushed last are looked at: retries, and tasks with ids of your own, may be missing");
     if (found.unreadable) notes.push(`${count(found.unreadable)} unreadable receipts are passed over`);
     return refill(body, wrong ? problem(wrong) : null, durations(found.durations),
-      shown.length ? table("ended", [["Task", "id"], ["Error, or payload", "wide phone-off"], ["State", ""], ["Took", "num"], ["Attempts", "num phone-off"], ["Ended", "num nowrap"], ["At", "nowrap phone-off"]], shown.map(row)) : empty(found.ended.length ? "Nothing that ended lately fits the search." : "Nothing has ended here, or its receipts are gone."),
+      shown.length ? table("ended", [["Task", "id"], ["Error, or payload", "wide phone-off"], ["State", ""], ["Took", "num"], ["Attempts", "num phone-off"], ["Ended", "num nowrap desk-off"], ["Ended", "nowrap phone-off"]], shown.map(row)) : empty(found.ended.length ? "Nothing that ended lately fits the search." : "Nothing has ended here, or its receipts are gone."),
       left ? h("p", { class: "empty" }, h("button", { type: "button", class: "small", "data-key": "all ended", onclick: () => { all = true; draw(); } }, `Show ${count(left)} more`)) : null,
       notes.length ? h("p", { class: "source" }, notes.join("; ")) : null);
   }
