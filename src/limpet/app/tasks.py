@@ -20,10 +20,12 @@ import msgspec
 
 from limpet.events import Event, EventSink
 from limpet.kernel import records
+from limpet.kernel.answers import AnswersNames, answers_options, refuse_option
 from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import batch_of, count_of, is_batch
 from limpet.kernel.records import Name, Text
 from limpet.kernel.user_code import UserCall
+from limpet.kernel.wording import an
 from limpet.queue.api import Fail, Pushed, Queue, TaskHandle, check_follower, need
 from limpet.queue.calls import gather
 from limpet.queue.entry import GATHER_MAX
@@ -87,19 +89,25 @@ class Arguments:
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._named)
-            hint = f"pass {options} to using(): task.using({options}...).push(...)" if options else ""
-            raise Invalid(
-                f"these arguments do not fit {self.text}: {error}", hint=hint or "push it as you would call it"
-            ) from None
+            raise Invalid(f"these arguments do not fit {self.text}: {error}", hint=self._hint_at(kwargs)) from None
         if self._catch_all is not None:
             given |= given.pop(self._catch_all.name, {})
         return {name: self._plain(name, value) for name, value in given.items()}
 
+    def _hint_at(self, kwargs: Mapping[str, Any]) -> str:
+        """How to pass the keywords that the function does not take."""
+        from limpet.kernel.foreign import ours_for
+
+        unknown = [name for name in kwargs if name not in self._named]
+        if options := ", ".join(f"{name}=" for name in unknown if name in PUSH_OPTIONS):
+            return f"pass {options} to using(): task.using({options}...).push(...)"
+        ours = next((ours for name in unknown if (ours := ours_for(f"{name}=", PUSH_OPTIONS))), None)
+        return f"in Limpet: {ours}" if ours else "push it as you would call it"
+
     def unpack(self, payload: Any) -> dict[str, Any]:
         """The arguments in a payload, as their annotated types.   Raises: Fail, naming the field that does not fit."""
         if not isinstance(payload, dict):
-            raise Fail(f"the payload is a {type(payload).__name__}, not an object with the arguments of {self.text}")
+            raise Fail(f"the payload is {an(type(payload).__name__)}, not an object with the arguments of {self.text}")
         for name in self.required:
             if name not in payload:
                 raise Fail(f"the payload has no field {name!r}, which {self.text} needs")
@@ -258,7 +266,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPush(Generic[P]):
+class TaskPush(AnswersNames, Generic[P]):
     """A task function with the id and the time of the tasks that it pushes; `TaskFunction.using` makes it."""
 
     task: TaskFunction[P, Any]
@@ -276,7 +284,7 @@ class TaskPush(Generic[P]):
         return in_order(self.push, *args, **kwargs)
 
 
-class TaskFunction(Generic[P, R]):
+class TaskFunction(AnswersNames, Generic[P, R]):
     """A function and its queue. Calling it runs the function in this thread; `push` has a worker run it."""
 
     __name__: str
@@ -334,12 +342,13 @@ class TaskFunction(Generic[P, R]):
 
         Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
         """
-        return self.using().push(*args, **kwargs)
+        return TaskPush(self, None, 0.0, None).push(*args, **kwargs)
 
     def push_async(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Pushed]:
         """`push`, for coroutines: it does not block the event loop."""
         return self.using().push_async(*args, **kwargs)
 
+    @answers_options
     def using(self, *, id: str | None = None, delay_s: float = 0.0, at: datetime | None = None) -> TaskPush[P]:
         """`enrich.using(id="a.com", delay_s=60).push("a.com")`: how a task is pushed, beside its arguments.
 
@@ -348,7 +357,7 @@ class TaskFunction(Generic[P, R]):
         Raises: Invalid for a time without a zone, or for both `delay_s` and `at`.
         """
         if at is not None and delay_s:
-            raise Invalid("give delay_s or at, not both")
+            raise Invalid("delay_s and at are two times", hint="give one of them")
         if at is not None and at.tzinfo is None:
             raise Invalid(f"the time {at} has no zone", hint="write datetime(..., tzinfo=UTC), or use delay_s")
         return TaskPush(self, id, delay_s, at)
@@ -363,6 +372,7 @@ class TaskFunction(Generic[P, R]):
             run_at_once(self)
         return pushed
 
+    @answers_options
     def push_many(
         self,
         calls: Iterable[tuple[Any, ...] | dict[str, Any]],
@@ -448,7 +458,7 @@ class TaskFunction(Generic[P, R]):
             case dict():
                 return self.arguments.pack((), call)
         raise Invalid(
-            f"call {n} of push_many is a {type(call).__name__}", hint='write ("a.com",) or {"domain": "a.com"}'
+            f"call {n} of push_many is {an(type(call).__name__)}", hint='write ("a.com",) or {"domain": "a.com"}'
         )
 
 
@@ -508,6 +518,9 @@ class Tasks:
         """
         if name is not None and not isinstance(name, str):
             raise Invalid(f"a task's name is a string, not {name!r}", hint="write @fleet.task(), with parentheses")
+
+        for option in sorted(policy.keys() - PolicyFields.__annotations__.keys()):
+            refuse_option(option, [*PolicyFields.__annotations__, "name", "cron", "cron_zone"], "a task")
 
         def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
             called = name if name is not None else getattr(function, "__name__", "")

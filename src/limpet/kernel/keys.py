@@ -307,7 +307,9 @@ def derived(*parts: str | int) -> str:
 
 def check_id(id_: str) -> str:
     """The entry of a user's id.   Raises: Invalid for an id that cannot be a name, or has the form of a minted id."""
-    if not isinstance(id_, str) or RETRY_MARK in id_:
+    if not isinstance(id_, str):
+        raise Invalid(f"a task id is a string, not {id_!r}", hint=f"write {str(id_)!r}" if type(id_) is int else "")
+    if RETRY_MARK in id_:
         raise Invalid(f"the task id {id_!r} has a {RETRY_MARK!r}", hint="limpet marks retried tasks with it")
     if is_minted(id_):
         raise Invalid(f"the task id {id_!r} looks like one that limpet makes", hint="prefix it with a word of yours")

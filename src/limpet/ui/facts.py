@@ -19,6 +19,7 @@ from limpet.app.overview import CappedStore, FleetOverview
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.kernel.keys import IndexKeys, QueueKeys
 from limpet.kernel.store.metered import AS_OF
+from limpet.kernel.wording import many
 from limpet.queue.inspect import Inspection, kind_of
 from limpet.queue.storage import Storage
 from limpet.queue.summary import QueueSummary
@@ -49,7 +50,7 @@ KINDS = {"n": "namespace", "t": "table", "v": "view"}
 def cut(text: object, most: int = ERROR_CHARS_MAX) -> str:
     """A text of bounded length; None is empty."""
     found = "" if text is None else str(text)
-    return found if len(found) <= most else f"{found[:most]}… ({len(found):,} characters)"
+    return found if len(found) <= most else f"{found[:most]}… ({many(len(found), 'character')})"
 
 
 def json_text(value: Any) -> str:
