@@ -25,6 +25,7 @@ import click
 from limpet.app.catalogs import open_catalog, storage_of
 from limpet.cli import parser
 from limpet.cli.parse import Context, Group, ShownArgument, ShownOption
+from limpet.kernel.foreign import WORDS
 from limpet.kernel.runtime import system
 from limpet.kernel.store import MemoryStore, roles
 from limpet.service.app import Route
@@ -406,7 +407,19 @@ COSTS_ABOUT = (
 
 
 GROUPS = [name for name, each in commands_in(parser()).items() if isinstance(each, Group)]
+CELERY = "../use/from-celery.md"
+WORDS_BETWEEN = re.compile(r"(?<=<!-- made from limpet.kernel.foreign -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+
+
+def celery_page() -> str:
+    """The page from Celery, with the table of `limpet.kernel.foreign` in it."""
+    shown = [(*(" ".join(f"`{word}`" for word in said.split()) for said in row[:2]), row.ours) for row in WORDS]
+    made = _rows(("Celery", "Huey, RQ, Dramatiq, SQS", "Limpet"), shown)
+    return WORDS_BETWEEN.sub(lambda _: made, (FOLDER / CELERY).read_text())
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    CELERY: celery_page,
     "cli.md": cli_page,
     "costs.md": costs_page,
     "house.md": house_page,

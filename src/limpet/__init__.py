@@ -125,7 +125,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> _typing.Any:
     """A public name that is not loaded yet: import its module."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from limpet.kernel.answers import UnknownName
+
+        raise UnknownName(f"module {__name__!r} has no attribute {name!r}", name, __all__)
     value = getattr(_import_module(_HOME_OF.get(name, "limpet.queue")), name)
     globals()[name] = value
     return value

@@ -322,7 +322,7 @@ def test_cron_needs_a_function_without_arguments_and_a_line_that_comes(fleet: Fl
 def test_a_policy_that_makes_no_sense_is_refused(fleet: Fleet) -> None:
     with pytest.raises(Invalid, match="max_attempts"):
         fleet.task(max_attempts=0)(_a)
-    with pytest.raises(Invalid, match="no setting 'tries'"):
+    with pytest.raises(Invalid, match="no option 'tries'"):
         fleet.task(tries=3)(_a)  # type: ignore[call-overload]
 
 

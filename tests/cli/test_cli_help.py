@@ -14,7 +14,7 @@ from cli.harness import COMMANDS, Here, limpet_command
 from limpet.cli import parser
 from limpet.cli.parse import Group, summary_of
 
-LINES_MAX = 70
+LINES_MAX = 80
 GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",), ("tables",)]
 
 

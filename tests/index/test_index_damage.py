@@ -384,11 +384,11 @@ def test_a_sparse_shard_is_refused_before_it_is_read(tmp_path: Path, fleet: Flee
     path = tmp_path / "fleet" / AT
     with path.open("r+b") as file:
         file.truncate(3 << 30)
-    with pytest.raises(Corrupt, match="more than the 2147483648"):
+    with pytest.raises(Corrupt, match="more than the 2,147,483,648"):
         [*index.scan()]
     assert kinds(index) == {"too_large"}
     index.put(Rec(MANY[0], "later"))
-    with pytest.raises(Corrupt, match="more than the 2147483648"):
+    with pytest.raises(Corrupt, match="more than the 2,147,483,648"):
         index.compile()
 
 

@@ -136,7 +136,7 @@ BAD: list[tuple[str, bytes, str]] = [
     ("pending/twice/task.json", b'{"a": 1, "a": 2}', "the same key twice"),
     ("pending/deep/task.json", b'{"a": ' + b"[" * 9000, "JSON"),
     ("pending/large/task.json", b'{"a": "' + b"x" * (2 << 20) + b'"}', "more than the"),
-    ("pending/payload/task.json", b'{"a": "' + b"x" * (300 << 10) + b'"}', "a task holds 262144"),
+    ("pending/payload/task.json", b'{"a": "' + b"x" * (300 << 10) + b'"}', "a task holds 262,144"),
     ("pending/retried~1/task.json", b"{}", "has a '~'"),
     ("pending/01jfxyz0000000000000000000/task.json", b"{}", "looks like one that limpet makes"),
     ("pending/bell\x07/task.json", b"{}", "control characters"),

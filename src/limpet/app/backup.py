@@ -41,6 +41,7 @@ from limpet.kernel.store.api import Stat, Store, batched
 from limpet.kernel.store.directory.plain import plain_warehouse
 from limpet.kernel.store.metered import MeteredStore
 from limpet.kernel.store.probe import probe_conditions
+from limpet.kernel.wording import many
 
 OTHER_SIZE = "another size"
 SHOWN_MAX = 100
@@ -176,7 +177,7 @@ def _damaged(
         return Conflict(f"a run to {source_url} began meanwhile", hint="let it finish, then restore again")
     damaged = run.report.damaged
     return Corrupt(
-        f"damaged or missing in the backup: {len(damaged)} of {count} objects, such as {damaged[0]}; "
+        f"damaged or missing in the backup: {len(damaged)} of {many(count, 'object')}, such as {damaged[0]}; "
         f"the rest is at {target_url}",
         hint="use another backup, or restore without them: --force",
     )

@@ -18,6 +18,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Invalid, LimpetError
 from limpet.kernel.keys import QueueKeys, batch_of, entry_of, name_of_receipt, parts_of_scheduled
 from limpet.kernel.records import Count, Digest, Instant, Name
+from limpet.kernel.wording import an
 from limpet.queue.entry import PushedStep, StepRecord
 
 ORDER: tuple[tuple[str, str], ...] = (
@@ -117,7 +118,7 @@ def check_target(before: BackupRecord | None, wanted: BackupRecord, *, is_empty:
         raise Invalid(f"{target_url} was restored before", hint="it is a fleet now; name an empty target")
     if (before.purpose, before.source) != (wanted.purpose, wanted.source):
         raise Invalid(
-            f"{target_url} holds a {before.purpose} of {before.source}, not of {wanted.source}",
+            f"{target_url} holds {an(before.purpose)} of {before.source}, not of {wanted.source}",
             hint="name another target, or empty this one",
         )
     if before.fleet is not None and wanted.fleet is not None and before.fleet != wanted.fleet:

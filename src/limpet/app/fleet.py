@@ -42,6 +42,7 @@ from limpet.app.record import (
     upgraded,
 )
 from limpet.kernel import keys
+from limpet.kernel.answers import AnswersNames, answers_options, refuse_option
 from limpet.kernel.catalog_keys import CatalogKeys
 from limpet.kernel.errors import (
     Corrupt,
@@ -57,6 +58,7 @@ from limpet.kernel.runtime import Runtime, in_thread, system
 from limpet.kernel.store import MeteredStore, ScopedStore, Store
 from limpet.kernel.store.metered import LazyStore
 from limpet.kernel.store.probe import Findings
+from limpet.kernel.wording import listed, nearest
 
 if TYPE_CHECKING:
     from limpet.app.tasks import Hook, PolicyFields, TaskFunction, Tasks
@@ -82,6 +84,7 @@ EVENTS_SWITCH = "LIMPET_EVENTS"
 PRESENCE_SWITCH = "LIMPET_PRESENCE"
 
 
+@answers_options
 def open(
     url: str | os.PathLike[str] | None = None,
     *,
@@ -166,7 +169,7 @@ def _journal_of(store: Store, record: Callable[[], FleetRecord], runtime: Runtim
     return (Outbox if NODE in features else ClientLog)(store, runtime)
 
 
-class Fleet:
+class Fleet(AnswersNames):
     """What lives under one URL. Cheap to make, safe to share between threads; a forked child should open its own.
 
     `record` is what limpet.json says, or how to find out at first use.
@@ -260,6 +263,7 @@ class Fleet:
 
         return VersionWatch(self.runtime)
 
+    @answers_options
     def lock(self, name: str, ttl_s: float = 60.0, *, look_first: bool = False) -> Lock:
         """The lock `name`. `look_first`: it was probably used before, so read before creating.   Cost: nothing yet."""
         from limpet.kernel.lease import Lock
@@ -318,10 +322,8 @@ class Fleet:
         """
         from limpet.queue import Policy
 
-        settings = [*Policy.__dataclass_fields__]
-        unknown = sorted(policy.keys() - {*settings})
-        if unknown:
-            raise Invalid(f"a queue has no setting {unknown[0]!r}", hint=f"there are {', '.join(settings)}")
+        for option in sorted(policy.keys() - Policy.__dataclass_fields__.keys()):
+            refuse_option(option, [*Policy.__dataclass_fields__, "payload_type", "create"], "a queue")
         provider, settled = provider_of(self.url), Policy(**policy)
         if provider == SQS:
             from limpet.queue.sqs import SqsQueue
@@ -377,6 +379,7 @@ class Fleet:
         depth: int | None = None,
     ) -> Index[dict[str, Any]]: ...
 
+    @answers_options
     def index(self, name: str, kind: Any = None, *, key: str | None = None, depth: int | None = None) -> Index[Any]:
         """The index `name`, of records of `kind`: a dataclass, a msgspec Struct, or a data package (dict or path).
 
@@ -641,12 +644,8 @@ def demand_queue(fleet: Fleet, queue: Queue) -> None:
 
 def hint_at_names(name: str, names: Sequence[str], command: str) -> str:
     """A hint for a name that is not among `names`, which `command` lists; empty if there are none."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]!r}? `{command}` shows all"
-    return f"there is {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}" if names else ""
+    near = nearest(name, names)
+    return f"did you mean {near!r}? `{command}` shows all" if near else listed(names, 5)
 
 
 def in_store(queue: Queue, what: str) -> BucketQueue:

@@ -11,12 +11,14 @@ from urllib.parse import unquote, urlsplit
 from limpet.kernel.errors import Denied, Invalid, Unsupported
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store import DirectoryStore, MemoryStore, Store
+from limpet.kernel.wording import an
 
 Durability = Literal["fsync", "os"]
 
 SCHEMES = "use ./dir, file://, memory://, s3://, gs:// or az://"
 _SCHEME_ALONE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?!//)(/?)([^/].*)?")
 
+QUOTES_AND_BLANKS = " \t\r\n'\""
 SQS = "sqs"
 PROVIDERS = ("filesystem", "bucket", SQS)
 
@@ -77,10 +79,15 @@ def store_for(url: str, runtime: Runtime, *, durability: Durability = "fsync") -
 
 
 def _whole(url: str) -> str:
-    """`url`; but a URL with too few slashes would be taken for a folder called `s3:`.   Raises: Invalid.
+    """`url`; but one in quotes or with too few slashes would be taken for a folder called `"` or `s3:`.
 
-    `file:/x` is a URL as it stands: the same as `file:///x`.
+    `file:/x` is a URL as it stands: the same as `file:///x`. A path may have blanks in its names.   Raises: Invalid.
     """
+    if url and (url[0] in QUOTES_AND_BLANKS or url[-1] in QUOTES_AND_BLANKS):
+        bare = url.strip(QUOTES_AND_BLANKS)
+        raise Invalid(f"quotes or blanks around the URL: {url!r}", hint=f"write {bare or './fleet'}")
+    if "://" in url and any(map(str.isspace, url)):
+        raise Invalid(f"a blank in the URL {url!r}", hint="write %20 where a name has one")
     cut = _SCHEME_ALONE.fullmatch(url)
     if cut is None:
         return url
@@ -106,7 +113,7 @@ def provider_of(url: str) -> str:
         raise Invalid(f"LIMPET_QUEUE_TYPE is {asked!r}", hint=f"it can be {', '.join(PROVIDERS)}")
     if asked == SQS:
         return SQS
-    raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is a {own}", hint="unset it, or open another URL")
+    raise Invalid(f"LIMPET_QUEUE_TYPE is {asked}, and {url} is {an(own)}", hint="unset it, or open another URL")
 
 
 def has_store(url: str) -> bool:

@@ -23,7 +23,7 @@ def parse_payload(text: str | bytes, *, what: str) -> dict[str, Any]:
     size = len(text) if isinstance(text, bytes) else len(text.encode(errors="surrogatepass"))
     if size > RECORD_BYTES_MAX:
         raise Invalid(
-            f"{what} takes more than {RECORD_BYTES_MAX} bytes; a task holds {PAYLOAD_BYTES_MAX}", hint=STORE_APART
+            f"{what} takes more than {RECORD_BYTES_MAX:,} bytes; a task holds {PAYLOAD_BYTES_MAX:,}", hint=STORE_APART
         )
     try:
         value = records.parse_json(text, what=what)

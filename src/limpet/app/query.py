@@ -1,15 +1,16 @@
 """One SQL session over a whole fleet: `limpet sql`.
 
     queues.<name>            the tasks of a queue: waiting, running, resting, suspended, scheduled, or ended
+    tasks                    the tasks of all queues, with the name of the queue
     <index>                  the records of an index, what waits for a compiler included
     tables.<namespace>.<t>   the current rows of a table of the catalog; a namespace of levels is "a.b"
     executions               task runs and compactions that were recorded with --events
     commits                  the history of the catalog, a row for each request
     queues, locks, workers   as `limpet queue ls`, `limpet lock ls` and `limpet workers` show them
 
-An index hides one of the last five that has its name; `fleet.locks` and so on always name these. Only the tables that
-the query names are read. It runs in the sandbox of `limpet.index.sql`: one SELECT, no files, no extensions; what is
-not an index is read here, through the store, and handed to DuckDB as Arrow data.
+An index hides `tasks`, or another one of these, that has its name; `fleet.tasks` and so on always name these. Only the
+tables that the query names are read. It runs in the sandbox of `limpet.index.sql`: one SELECT, no files, no extensions;
+what is not an index is read here, through the store, and handed to DuckDB as Arrow data.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from limpet.index.sql_tables import CATALOG
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Missing, Unsupported
 from limpet.kernel.keys import QueueKeys
+from limpet.kernel.wording import many
 from limpet.queue.count import ALL, SOME
 from limpet.queue.rows import columns_of, task_rows
 from limpet.queue.storage import Storage
@@ -114,7 +116,7 @@ def fleet_sql(
         if "allow_files" in error.hint:
             error.hint = "a query reads the fleet only, and no files"
         elif str(error).startswith("there is no index"):
-            error.hint += "; tasks are in queues.NAME, tables of the catalog in tables.NAMESPACE.NAME"
+            error.hint += "; tasks are in `tasks` and queues.NAME, tables of the catalog in tables.NAMESPACE.NAME"
         raise
 
 
@@ -158,6 +160,7 @@ class FleetTables:
         self._objects_max = objects_max
         self._on_note = on_note
         self._built: dict[str, _BuiltTable] = {
+            "tasks": _BuiltTable({"queue": "text", **TASKS}, self._all_tasks, ("payload", "result")),
             "executions": _BuiltTable(EXECUTIONS, self._executions, ("fields",)),
             "commits": _BuiltTable(COMMITS, self._commits),
             "queues": _BuiltTable(COUNTS, self._counts),
@@ -196,10 +199,18 @@ class FleetTables:
         found = task_rows(storage, self._objects_max)
         for folder in found.cut:
             most = int(self._objects_max)
-            self._on_note(f"queues.{name}: only the first {most:,} objects of {folder}/ were read; --full reads all")
+            self._on_note(
+                f"queues.{name}: only the first {many(most, 'object')} of {folder}/ were read; --full reads all"
+            )
         for line in found.unreadable:
             self._on_note(f"queues.{name}: left out: {line}")
         return columns_of([*found.rows.values()], TASKS)
+
+    def _all_tasks(self) -> dict[str, list[Any]]:
+        found = {name: self._tasks(name) for name in self._fleet.queues()}
+        queues = [name for name, columns in found.items() for _ in columns["id"]]
+        rows = {column: [cell for columns in found.values() for cell in columns[column]] for column in TASKS}
+        return {"queue": queues, **rows}
 
     def _executions(self) -> dict[str, list[Any]]:
         from limpet.events.tail import recent

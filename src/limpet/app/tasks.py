@@ -20,10 +20,12 @@ import msgspec
 
 from limpet.events import Event, EventSink
 from limpet.kernel import records
+from limpet.kernel.answers import AnswersNames, answers_options, refuse_option
 from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import batch_of, count_of, is_batch
 from limpet.kernel.records import Name, Text
 from limpet.kernel.user_code import UserCall
+from limpet.kernel.wording import an
 from limpet.queue.api import Fail, Pushed, Queue, Result, TaskHandle, check_follower, need
 from limpet.queue.calls import gather
 from limpet.queue.entry import GATHER_MAX
@@ -96,21 +98,27 @@ class Arguments:
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            options = ", ".join(f"{name}=" for name in PUSH_OPTIONS if name in kwargs and name not in self._kinds)
-            hint = f"pass {options} to using(): task.using({options}...).push(...)" if options else ""
-            raise Invalid(
-                f"these arguments do not fit {self.text}: {error}", hint=hint or "push it as you would call it"
-            ) from None
+            raise Invalid(f"these arguments do not fit {self.text}: {error}", hint=self._hint_at(kwargs)) from None
         if self._catch_all is not None:
             given |= given.pop(self._catch_all.name, {})
         if not self._settled:
             self.settle()
         return {name: self._plain(name, value) for name, value in given.items()}
 
+    def _hint_at(self, kwargs: Mapping[str, Any]) -> str:
+        """How to pass the keywords that the function does not take."""
+        from limpet.kernel.foreign import ours_for
+
+        unknown = [name for name in kwargs if name not in self._parameters]
+        if options := ", ".join(f"{name}=" for name in unknown if name in PUSH_OPTIONS):
+            return f"pass {options} to using(): task.using({options}...).push(...)"
+        ours = next((ours for name in unknown if (ours := ours_for(f"{name}=", PUSH_OPTIONS))), None)
+        return f"in Limpet: {ours}" if ours else "push it as you would call it"
+
     def unpack(self, payload: Any) -> dict[str, Any]:
         """The arguments in a payload, as their annotated types.   Raises: Fail, naming the field that does not fit."""
         if not isinstance(payload, dict):
-            raise Fail(f"the payload is a {type(payload).__name__}, not an object with the arguments of {self.text}")
+            raise Fail(f"the payload is {an(type(payload).__name__)}, not an object with the arguments of {self.text}")
         for name in self.required:
             if name not in payload:
                 raise Fail(f"the payload has no field {name!r}, which {self.text} needs")
@@ -295,7 +303,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPush(Generic[P, T]):
+class TaskPush(AnswersNames, Generic[P, T]):
     """A task function with the id and the time of the tasks that it pushes; `TaskFunction.using` makes it."""
 
     task: TaskFunction[P, Any]
@@ -313,7 +321,7 @@ class TaskPush(Generic[P, T]):
         return in_order(self.push, *args, **kwargs)
 
 
-class TaskFunction(Generic[P, R]):
+class TaskFunction(AnswersNames, Generic[P, R]):
     """A function and its queue. Calling it runs the function in this thread; `push` has a worker run it."""
 
     __name__: str
@@ -383,7 +391,7 @@ class TaskFunction(Generic[P, R]):
 
         Raises: Invalid for arguments that do not fit, before anything is pushed; else see `Queue.push`.
         """
-        return self.using().push(*args, **kwargs)
+        return TaskPush(self, None, 0.0, None).push(*args, **kwargs)
 
     @overload
     def push_async(
@@ -411,6 +419,7 @@ class TaskFunction(Generic[P, R]):
         self: TaskFunction[P, T], *, id: str | int | None = None, delay_s: float = 0.0, at: datetime | None = None
     ) -> TaskPush[P, T]: ...
 
+    @answers_options
     def using(
         self: TaskFunction[P, Any], *, id: str | int | None = None, delay_s: float = 0.0, at: datetime | None = None
     ) -> TaskPush[P, Any]:
@@ -421,7 +430,7 @@ class TaskFunction(Generic[P, R]):
         Raises: Invalid for a time without a zone, or for both `delay_s` and `at`.
         """
         if at is not None and delay_s:
-            raise Invalid("give delay_s or at, not both")
+            raise Invalid("delay_s and at are two times", hint="give one of them")
         if at is not None and at.tzinfo is None:
             raise Invalid(f"the time {at} has no zone", hint="write datetime(..., tzinfo=UTC), or use delay_s")
         return TaskPush(self, id, delay_s, at)
@@ -458,6 +467,7 @@ class TaskFunction(Generic[P, R]):
         then: TaskFunction[..., Any] | None = None,
     ) -> list[TaskHandle[T]]: ...
 
+    @answers_options
     def push_many(
         self: TaskFunction[P, Any],
         calls: Iterable[tuple[Any, ...] | dict[str, Any]],
@@ -543,7 +553,7 @@ class TaskFunction(Generic[P, R]):
             case dict():
                 return self.arguments.pack((), call)
         raise Invalid(
-            f"call {n} of push_many is a {type(call).__name__}", hint='write ("a.com",) or {"domain": "a.com"}'
+            f"call {n} of push_many is {an(type(call).__name__)}", hint='write ("a.com",) or {"domain": "a.com"}'
         )
 
 
@@ -603,6 +613,9 @@ class Tasks:
         """
         if name is not None and not isinstance(name, str):
             raise Invalid(f"a task's name is a string, not {name!r}", hint="write @fleet.task(), with parentheses")
+
+        for option in sorted(policy.keys() - PolicyFields.__annotations__.keys()):
+            refuse_option(option, [*PolicyFields.__annotations__, "name", "cron", "cron_zone"], "a task")
 
         def decorate(function: Callable[P, R]) -> TaskFunction[P, R]:
             called = name if name is not None else getattr(function, "__name__", "")

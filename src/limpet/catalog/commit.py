@@ -53,6 +53,7 @@ from limpet.catalog.records import CREATE, Change
 from limpet.catalog.state import LIVE, CatalogState
 from limpet.catalog.warehouse import Document, Json, Warehouse
 from limpet.kernel.errors import Invalid, LimpetError, Unavailable
+from limpet.kernel.wording import many
 
 METADATA_PATH = "write.metadata.path"
 TABLES_MAX = 1000
@@ -108,7 +109,8 @@ def parse_commit(request: Mapping[str, Any], canonical: Callable[[str], str] = s
     heavy = len(updates) - sum(map(is_light, updates))
     if heavy > ADDED_MAX:
         raise Invalid(
-            f"the commit has {heavy} updates of schemas, specs and the like; at most {ADDED_MAX} are taken at once",
+            f"the commit has {many(heavy, 'update')} of schemas, specs and the like; "
+            f"at most {ADDED_MAX} are taken at once",
             hint="commit them in several steps",
         )
     return TableCommit(updates, requirements, named_by(updates))
@@ -292,7 +294,7 @@ def prepare_transaction(
         named[name] = change
         updates += len(listed(change, "updates", UPDATES_MAX))
     if updates > UPDATES_MAX:
-        raise Invalid(f"the transaction has {updates} updates; at most {UPDATES_MAX} are taken at once")
+        raise Invalid(f"the transaction has {many(updates, 'update')}; at most {UPDATES_MAX} are taken at once")
     return tuple(prepare_commit(warehouse, known, *name, change) for name, change in named.items())
 
 

@@ -31,6 +31,7 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Put, Stat, Store
 from limpet.kernel.store.directory.files import failure
 from limpet.kernel.store.directory.plain import PlainFiles
+from limpet.kernel.wording import many
 
 WAREHOUSE = "warehouse"
 METADATA_BYTES_MAX = 64 << 20
@@ -169,7 +170,9 @@ class Warehouse:
         and properties that would make a client use another store, or run code.   Raises: Invalid.
         """
         if len(properties) > PROPERTIES_MAX:
-            raise Invalid(f"there are {len(properties)} properties; at most {PROPERTIES_MAX} are allowed at once")
+            raise Invalid(
+                f"{many(len(properties), 'property', 'properties')}; at most {PROPERTIES_MAX} are allowed at once"
+            )
         places: dict[str, str] = {}
         for key, value in properties.items():
             text = property_text(key, value)
@@ -331,7 +334,7 @@ class Warehouse:
                 raise Missing(f"there is no file {path}") from None
             raise
         if len(found) > size_max:
-            raise Corrupt(f"{path} has more than the {size_max} bytes that it may have")
+            raise Corrupt(f"{path} has more than the {many(size_max, 'byte')} that it may have")
         return found
 
     def stats_in(self, root: str) -> Iterator[Stat]:

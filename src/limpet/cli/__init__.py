@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from limpet import __version__
 from limpet.kernel.errors import Held, Invalid, LeaseLost, LimpetError, Unavailable
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -110,6 +112,15 @@ COMMANDS = {
 }
 """Each command: its module and its name there, and its line in `limpet --help`, which loads none of them."""
 
+PANELS = {
+    "Run": ("demo", "work", "supervise", "queue", "lock"),
+    "Look": ("status", "top", "ui", "workers", "check", "events", "sql", "metrics"),
+    "Keep": ("index", "backup", "restore"),
+    "Tables": ("catalog", "tables", "serve"),
+    "Set up": ("doctor", "iam", "upgrade", "completion"),
+}
+"""The frames of `limpet --help`."""
+
 EXAMPLES = (
     "Example: see it work, on a temporary folder, in half a minute",
     "$ limpet demo",
@@ -122,6 +133,7 @@ EXAMPLES = (
     "code on.",
 )
 
+URL_HELP = "The fleet: ./dir, s3://bucket/prefix, gs://, az://. It may stand behind the command, too."
 PROFILE_HELP = "A profile of limpet.toml; before the command."
 TRACEBACK = "LIMPET_TRACEBACK"
 COMPLETE = "_LIMPET_COMPLETE"
@@ -153,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if (
             os.path.exists(CONFIG)
             or any(map(os.environ.get, (CONFIG_VARIABLE, PROFILE_VARIABLE)))
-            or any(word.startswith("--profile") for word in words)
+            or any(word.startswith("--profile") for word in words[: place_of_command(words)])
         ):
             from limpet.cli.config import run_configured
 
@@ -183,7 +195,7 @@ def run(words: Sequence[str], defaults: Callable[[str, Any], dict[str, Any]] = l
     from limpet.cli.parse import Abort, Exit, UsageError
 
     top = parser()
-    typed = next((word for word in words if word != "--traceback"), "")
+    typed = next(iter(words[place_of_command(words) :]), "")
     try:
         with top.make_context("limpet", [*words], default_map=defaults(typed, top)) as context:
             top.invoke(context)
@@ -207,10 +219,51 @@ def _complain_of_usage(error: UsageError) -> None:
     if isinstance(error, NoArgsIsHelpError):
         echo(error.format_message())
         return
-    said = " ".join(error.format_message().split()).rstrip(".")
+    said = _said(error)
     usage = " ".join(error.ctx.get_usage().split()).removeprefix("Usage: ") if error.ctx else "limpet COMMAND ..."
     where = error.ctx.command_path if error.ctx else "limpet"
-    complain(Invalid(f"{said[:1].lower()}{said[1:]}", hint=f"usage: {usage}; `{where} --help` says more"))
+    hint = _hint_at(error, said, where) or f"usage: {usage}; `{where} --help` says more"
+    complain(Invalid(f"{said[:1].lower()}{said[1:]}", hint=hint))
+
+
+def _said(error: UsageError) -> str:
+    """What is wrong, on one line. What it probably means is for the hint."""
+    from limpet.cli.parse import NoSuchOption
+
+    if isinstance(error, NoSuchOption):
+        return f"no such option {error.option_name!r}"
+    return " ".join(error.format_message().split()).rstrip(".")
+
+
+def _hint_at(error: UsageError, said: str, where: str) -> str:
+    """What was probably meant; empty if that is not known."""
+    from limpet.cli.parse import HintedUsageError, NoSuchOption
+
+    if isinstance(error, HintedUsageError):
+        return error.hint
+    if isinstance(error, NoSuchOption):
+        from limpet.kernel.foreign import ours_for
+        from limpet.kernel.wording import nearest
+
+        is_long = error.option_name.startswith("--")
+        if ours := ours_for(error.option_name) if is_long or where in ("limpet", "limpet work") else None:
+            return f"in Limpet: {ours}"
+        known = error.ctx.command.params if error.ctx else []
+        options = [name for each in known for name in (*each.opts, *each.secondary_opts)]
+        near = nearest(error.option_name, [*options, "--help"]) if is_long else None
+        return f"did you mean {near}? `{where} --help` shows all" if near else ""
+    extra = re.fullmatch(r".*unexpected extra argument \((\S+)\)", said)
+    if extra and (extra[1].startswith((".", "/", "~")) or "://" in extra[1]):
+        return f"name the fleet by --url: {where} -u {extra[1]}"
+    return ""
+
+
+def place_of_command(words: Sequence[str]) -> int:
+    """The place of the command among the words: options of `limpet` itself come before it."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in ("--url", "-u", "--profile") else 1
+    return at
 
 
 def _complete() -> NoReturn:
@@ -218,10 +271,17 @@ def _complete() -> NoReturn:
     from limpet.cli.completion import answer_shell
     from limpet.cli.parse import Exit
 
+    if os.path.exists(CONFIG) or CONFIG_VARIABLE in os.environ:
+        from limpet.cli.config import configured
+
+        with suppress(LimpetError):
+            configured(())  # names of the fleet's queues are asked for where the file says
     try:
         answer_shell(parser())
     except Exit as end:
         sys.exit(end.exit_code)
+    except Exception:  # noqa: BLE001 (a shell would show it in the middle of the user's line)
+        sys.exit(EXIT_FAILED)
     sys.exit(0)
 
 
@@ -244,10 +304,12 @@ def parser() -> Group:
     shown = traceback.parameter("traceback", bool, False)
     shown.callback = show_traceback
     profile = Option("--profile", metavar="NAME", envvar=PROFILE_VARIABLE, help=PROFILE_HELP)
+    url = Option("--url", "-u", help=URL_HELP).parameter("url", str | None, None)
     return Group(
         "limpet",
         COMMANDS,
-        params=[version, shown, profile.parameter("profile", str | None, None)],
+        PANELS,
+        params=[url, profile.parameter("profile", str | None, None), shown, version],
         no_args_is_help=True,
         context_settings={"help_option_names": ["--help", "-h"], "color": colour()},
         help="Run a whole fleet from one bucket: tasks, workers and locks in an object store or a plain directory.",
@@ -499,8 +561,3 @@ def now_of(*stamps: datetime | None) -> datetime:
 def when(moment: datetime | None) -> str:
     """A moment, for people."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if moment else "-"
-
-
-def many(count: int, one: str, more: str | None = None) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"

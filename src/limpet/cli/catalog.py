@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import limpet
 from limpet import cli
-from limpet.cli import EXIT_FAILED, answer, clean, console, many, print_json, say, size_text, table
+from limpet.cli import EXIT_FAILED, answer, clean, console, print_json, say, size_text, table
 from limpet.cli.options import DELAY_HELP, JsonOption, duration_s
 from limpet.cli.parse import Argument, Exit, Option, group, lines
 from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -39,7 +40,8 @@ CatalogUrlOption = Annotated[
 
 
 TableArgument = Annotated[
-    str, Argument(metavar="NAMESPACE.TABLE", show_default=False, help="The table, or level.level.name.")
+    str,
+    Argument(metavar="NAMESPACE.TABLE", show_default=False, help="The table, or level.level.name.", names="table"),
 ]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Only show what would be done.")]
 ServiceOption = Annotated[
@@ -593,9 +595,11 @@ quarantine = group(
 )
 app = group(
     "catalog",
+    "Look",
     log,
     show,
     verify,
+    "Change",
     undrop,
     import_,
     gc,

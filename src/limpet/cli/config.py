@@ -23,11 +23,11 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
-from limpet.cli import COMMANDS, CONFIG, CONFIG_VARIABLE, PROFILE_VARIABLE, run
+from limpet.cli import COMMANDS, CONFIG, CONFIG_VARIABLE, PROFILE_VARIABLE, place_of_command, run
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import listed, nearest
 
 URL_VARIABLE = "LIMPET_URL"
 BYTES_MAX = 1 << 20
@@ -75,11 +75,12 @@ def configured(words: Sequence[str]) -> ConfiguredCommand:
         os.environ[URL_VARIABLE] = _url(path, _text(path, "url", url))
     defaults = dict(_table(path, "defaults", file.get("defaults", {})))
     workers = _table(path, "workers", file.get("workers", {}))
-    if [*words[:1]] == ["work"] and len(words) > 1 and words[1] in workers:
-        worker = dict(_table(path, f"workers.{words[1]}", workers[words[1]]))
-        target = _text(path, f"workers.{words[1]}.target", worker.pop("target", ""))
+    at = place_of_command(words) + 1
+    if [*words[at - 1 : at]] == ["work"] and len(words) > at and words[at] in workers:
+        worker = dict(_table(path, f"workers.{words[at]}", workers[words[at]]))
+        target = _text(path, f"workers.{words[at]}.target", worker.pop("target", ""))
         defaults["work"] = {**_table(path, "defaults.work", defaults.get("work", {})), **worker}
-        words = [words[0], *([target] if target else []), *words[2:]]
+        words = [*words[:at], *([target] if target else []), *words[at + 1 :]]
     return ConfiguredCommand(words, defaults, path)
 
 
@@ -112,7 +113,7 @@ def _of_command(command: Any, given: Any, where: str, path: str) -> dict[str, An
 def _profile(words: Sequence[str]) -> tuple[list[str], str]:
     """The words without `--profile NAME` before the command, and the profile that they or the environment name."""
     left, name = [*words], os.environ.get(PROFILE_VARIABLE, "")
-    at = next((n for n, word in enumerate(left) if word not in ("--traceback",)), len(left))
+    at = next((n for n in range(place_of_command(left)) if left[n].startswith("--profile")), len(left))
     if at < len(left) and left[at] == "--profile" and at + 1 < len(left):
         name = left[at + 1]
         del left[at : at + 2]
@@ -140,17 +141,16 @@ def _read(path: str) -> dict[str, Any]:
 def _part(path: str, file: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
     parts = _table(path, kind, file.get(kind, {}))
     if name not in parts:
-        there = f"there is {', '.join(parts)}" if parts else f"write [{kind}.{name}]"
-        raise Invalid(f"{path} has no profile {name!r}", hint=there)
+        raise Invalid(f"{path} has no profile {name!r}", hint=listed(parts) or f"write [{kind}.{name}]")
     return _table(path, f"{kind}.{name}", parts[name])
 
 
 def _demand_known(path: str, where: str, given: Mapping[str, Any], known: Collection[str]) -> None:
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
+            near = nearest(name, known)
             place = f" in [{where}]" if where else ""
-            hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(sorted(known)[:12])}"
+            hint = f"did you mean {near!r}?" if near else listed(sorted(known))
             raise Invalid(f"{path}: nothing is called {name!r}{place}", hint=hint)
 
 

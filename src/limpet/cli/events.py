@@ -6,13 +6,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import limpet
-from limpet.cli import clean, many, print_json, printable_json, say, show, table
+from limpet.cli import clean, print_json, printable_json, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, QueuesOption, UrlOption, duration_s
 from limpet.cli.parse import Option, group, lines
 from limpet.events import OUTCOMES
 from limpet.kernel import records
 from limpet.kernel.errors import Unavailable
 from limpet.kernel.waiting import ticks
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.events import Event

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import limpet
-from limpet.cli import EXIT_FAILED, ago, answer, clean, console, many, print_json, say, show, table, when
+from limpet.cli import EXIT_FAILED, ago, answer, clean, console, print_json, say, show, table, when
 from limpet.cli.options import JsonOption, LimitOptions, QueuesOption, UrlOption, one_url
 from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -378,7 +379,7 @@ def parts_of(overview: FleetOverview, *, rows: int, width: int) -> list[Renderab
     hidden = len(shown) - rows
     if hidden > 0 or overview.uncounted:
         left = f", {len(overview.uncounted):,} not counted yet" if overview.uncounted else ""
-        parts.append(f"[dim]{max(0, hidden):,} more queues{left}[/dim]")
+        parts.append(f"[dim]{many(max(0, hidden), 'more queue')}{left}[/dim]")
     if not shown:
         parts.append("[dim]no queue was ever used[/dim]")
     parts += ["", *_below(overview)]
@@ -455,23 +456,23 @@ def _below(overview: FleetOverview) -> Iterator[str]:
         yield f"[red]alert[/red] {clean(limit_message(broken))}"
     cancelled = [f"{_figure(each, 'cancelled')} of {clean(each.queue)}" for each in overview.queues if each.cancelled]
     if cancelled:
-        rest = f" and {len(cancelled) - 3:,} more queues" if len(cancelled) > 3 else ""
+        rest = f" and {many(len(cancelled) - 3, 'more queue')}" if len(cancelled) > 3 else ""
         yield f"[dim]cancelled {', '.join(cancelled[:3])}{rest}[/dim]"
     suspended = [each for each in overview.queues if each.suspended]
     for each in suspended[:3]:
         reason = clean(each.suspended_reason[:REASON_SHOWN])
         yield f"[bold]suspended[/bold] {_figure(each, 'suspended')} of {clean(each.queue)}: {reason}"
     if len(suspended) > 3:
-        yield f"[dim]{len(suspended) - 3:,} more queues with suspended tasks[/dim]"
+        yield f"[dim]{many(len(suspended) - 3, 'more queue')} with suspended tasks[/dim]"
     for index in overview.indexes[:5]:
-        records = "-" if index.records is None else f"{index.records:,}"
+        records = "- records" if index.records is None else many(index.records, "record")
         compiled = "never" if index.compiled_at is None else f"{_since(index.compiled_at, now)} ago"
-        said = f"{records} records, {index.waiting:,} waiting, compiled {compiled}"
+        said = f"{records}, {index.waiting:,} waiting, compiled {compiled}"
         bad = f", [red]{index.quarantined:,} in quarantine[/red]" if index.quarantined else ""
         yield f"[bold]index[/bold] {clean(index.name)}: {said}{bad}"
     more = len(overview.indexes) - 5 + overview.indexes_more
     if more > 0:
-        yield f"[dim]{more:,} more indexes[/dim]"
+        yield f"[dim]{many(more, 'more index', 'more indexes')}[/dim]"
     held = [lock for lock in overview.locks.locks if lock.state != "free"]
     if held:
         names = ", ".join(f"{clean(lock.name)} by {clean(lock.holder)}" for lock in held[:3])

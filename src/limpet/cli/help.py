@@ -49,8 +49,9 @@ def _frames(command: click.Command, context: click.Context) -> Iterator[tuple[st
             panels.setdefault(said.panel, []).append(_option(parameter, said, context))
     yield from ((title, rows) for title, rows in panels.items() if rows)
     if isinstance(command, Group):
-        names = command.list_commands(context)
-        yield "Commands", [([(name, NAME)], command.summary(name)) for name in names]
+        for title, names in command.panels().items():
+            if names:
+                yield title, [([(name, NAME)], command.summary(name)) for name in names]
 
 
 def _argument(argument: click.Argument, said: HelpNote, context: click.Context) -> Row:

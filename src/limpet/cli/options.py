@@ -27,9 +27,12 @@ UrlOption = Annotated[
 JsonOption = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 
-QueueArgument = Annotated[str, Argument(metavar="QUEUE", help="The queue's name.")]
+QueueArgument = Annotated[str, Argument(metavar="QUEUE", help="The queue's name.", names="queue")]
+QueueOrAllArgument = Annotated[
+    str | None, Argument(metavar="QUEUE", help="The queue; without it, all queues of the fleet.", names="queue")
+]
 QueuesOption = Annotated[
-    list[str] | None, Option("--queue", "-q", metavar="QUEUE", help="Only this queue; may be repeated.")
+    list[str] | None, Option("--queue", "-q", metavar="QUEUE", help="Only this queue; may be repeated.", names="queue")
 ]
 YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 IdArgument = Annotated[str, Argument(metavar="ID", help="The task's id.")]

@@ -21,7 +21,8 @@ from inspect import Parameter, cleandoc, signature
 from typing import Any, NamedTuple, cast
 
 import click
-from click import Abort, BadParameter, Context, UsageError, confirm, echo
+from click import Abort, BadParameter, Context, NoSuchOption, UsageError, confirm, echo
+from click.core import ParameterSource
 from click.exceptions import Exit, NoArgsIsHelpError
 
 from limpet.cli import COMMANDS
@@ -35,7 +36,9 @@ __all__ = [
     "Exit",
     "Group",
     "HelpNote",
+    "HintedUsageError",
     "NoArgsIsHelpError",
+    "NoSuchOption",
     "Option",
     "ShownArgument",
     "ShownOption",
@@ -48,6 +51,14 @@ __all__ = [
 ]
 
 OPTIONS = "Options"
+
+
+class HintedUsageError(UsageError):
+    """A mistake in a command line, with a hint; without one, the usage is shown."""
+
+    def __init__(self, message: str, hint: str, context: Context | None) -> None:
+        super().__init__(message, context)
+        self.hint = hint
 
 
 class HelpNote(NamedTuple):
@@ -66,25 +77,46 @@ class ShownArgument(click.Argument):
 
 
 class ShownOption(click.Option):
-    """An option of a command, with its help."""
+    """An option of a command, with its help. `--url` may stand before the command, too."""
 
     said: HelpNote
 
+    def consume_value(self, ctx: Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The value, and where it is from.   Raises: UsageError for two URLs."""
+        value, source = super().consume_value(ctx, opts)
+        before = url_before(ctx) if self.name == "url" else None
+        if before is None:
+            return value, source
+        if source is ParameterSource.COMMANDLINE and value != before:
+            raise HintedUsageError(f"Two URLs: {before}, and --url {value}", "leave one of them out", ctx)
+        return before, ParameterSource.COMMANDLINE
+
+
+def url_before(context: Context) -> str | None:
+    """The URL that was typed before the command: `limpet -u ./fleet status`."""
+    root = context.find_root()
+    return None if root is context else root.params.get("url")
+
 
 class Argument:
-    """An argument as a function declares it. `parser` makes the value of a text, or raises `BadParameter`."""
+    """An argument as a function declares it. `parser` makes the value of a text, or raises `BadParameter`.
+
+    `names`: what it names, as `limpet.cli.fleet_names` lists it for the shell's completion.
+    """
 
     panel = "Arguments"
 
     def __init__(
         self,
         *,
+        names: str = "",
         metavar: str | None = None,
         help: str = "",
         parser: Callable[[str], Any] | None = None,
         show_default: bool | str = True,
         envvar: str | Sequence[str] | None = None,
     ) -> None:
+        self.names_of = names
         self.metavar = metavar
         self.help = help
         self.parser = parser
@@ -97,7 +129,7 @@ class Argument:
         many = is_list(kind)
         shown = (self.metavar or name.upper()).strip("[]") + ("..." if many else "")
         about |= {"nargs": -1 if many else 1, "metavar": shown if about["required"] else f"[{shown}]"}
-        made = ShownArgument([name], type=_ValueType(kind, self.parser), **about)
+        made = ShownArgument([name], type=_ValueType(kind, self.parser, names=self.names_of), **about)
         made.said = self._said(kind, default)
         return made
 
@@ -140,7 +172,7 @@ class Option(Argument):
         if bare(kind) is bool:
             about |= {"is_flag": True}
         else:
-            value = _ValueType(kind, self.parser, self.range)
+            value = _ValueType(kind, self.parser, self.range, self.names_of)
             about |= {"type": value, "multiple": is_list(kind), "metavar": self.metavar or value.word}
         is_named = len(name) == 1 or any(each.startswith("--") for each in self.names)
         names = self.names if is_named else (f"--{name.replace('_', '-')}", *self.names)
@@ -153,9 +185,14 @@ class _ValueType(click.ParamType):  # type: ignore[type-arg]  # generic since Cl
     """The values of a parameter, from texts of a command line, and from texts and numbers of limpet.toml."""
 
     def __init__(
-        self, kind: Any, parser: Callable[[str], Any] | None, limits: tuple[float | None, float | None] = (None, None)
+        self,
+        kind: Any,
+        parser: Callable[[str], Any] | None,
+        limits: tuple[float | None, float | None] = (None, None),
+        names: str = "",
     ) -> None:
         kind = bare(kind)
+        self._names_of = names
         self.name = getattr(kind, "__name__", str(kind))
         self._least, self._greatest = limits
         self._choices = [str(choice.value) for choice in kind] if issubclass(kind, Enum) else []
@@ -187,10 +224,15 @@ class _ValueType(click.ParamType):  # type: ignore[type-arg]  # generic since Cl
         return cast(float, number)
 
     def shell_complete(self, ctx: Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """The choices that begin with the text."""
+        """The choices that begin with the text; or the names of what is in the fleet."""
         from click.shell_completion import CompletionItem
 
-        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
+        choices: Sequence[str] = self._choices
+        if self._names_of:
+            from limpet.cli.fleet_names import names_for
+
+            choices = names_for(self._names_of, ctx.params.get("url"))
+        return [CompletionItem(choice) for choice in choices if choice.startswith(incomplete)]
 
 
 _NOUNS = {int: "a whole number", float: "a number"}
@@ -214,6 +256,12 @@ def bare(kind: Any) -> Any:
 class Command(click.Command):
     """A function as a command. The help is `limpet.cli.help`'s."""
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Parse the words of the command.   Raises: UsageError for a URL before a command that takes none."""
+        if url_before(ctx) is not None and all(each.name != "url" for each in self.params):
+            raise UsageError(f"{ctx.command_path} takes no --url", ctx)
+        return super().parse_args(ctx, args)
+
     def get_help(self, ctx: Context) -> str:
         """The help page."""
         from limpet.cli.help import page
@@ -222,11 +270,22 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands, which are made when they are typed: of functions, groups, or `module:attribute` texts."""
+    """A group of commands, which are made when they are typed: of functions, groups, or `module:attribute` texts.
 
-    def __init__(self, name: str, inside: Mapping[str, tuple[Any, str]], **about: Any) -> None:
+    `panels`: the frames of its help, and the commands in each.
+    """
+
+    def __init__(
+        self, name: str, inside: Mapping[str, tuple[Any, str]], panels: Mapping[str, Sequence[str]], **about: Any
+    ) -> None:
         super().__init__(name, **about)
         self._inside = inside
+        self._panels = panels
+
+    def panels(self) -> Mapping[str, Sequence[str]]:
+        """The frames of the help, and the commands in each; those of none come last."""
+        framed = {name for names in self._panels.values() for name in names}
+        return {**self._panels, "Commands": [name for name in self._inside if name not in framed]}
 
     def list_commands(self, ctx: Context | None) -> list[str]:
         """Their names, in the order of the help."""
@@ -250,12 +309,24 @@ class Group(click.Group):
     def resolve_command(self, ctx: Context, args: list[str]) -> Any:
         """The command that the words name.   Raises: UsageError for none, with the name that is like it."""
         if args[0] not in self._inside and not args[0].startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], self._inside, n=1)
-            maybe = f" Did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"No such command {args[0]!r}.{maybe}", ctx)
+            raise HintedUsageError(f"No such command {args[0]!r}", self._meant(ctx, args[0]), ctx)
         return super().resolve_command(ctx, args)
+
+    def _meant(self, ctx: Context, word: str) -> str:
+        """What an unknown command probably means: ours for one of another system, one of a group, or a similar one."""
+        from limpet.kernel.foreign import ours_for
+        from limpet.kernel.wording import nearest
+
+        inside = {name: self.get_command(ctx, name) for name in (self._inside if ctx.parent is None else ())}
+        groups = [name for name, each in inside.items() if isinstance(each, Group) and word in each.list_commands(None)]
+        if ours := ours_for(word):
+            return f"in Limpet: {ours}"
+        if groups:
+            return f"did you mean {' or '.join(f'`{ctx.command_path} {name} {word}`' for name in groups)}?"
+        if word in COMMANDS:
+            return f"did you mean `limpet {word}`?"
+        near = nearest(word, self._inside)
+        return f"did you mean `{ctx.command_path} {near}`?" if near else ""
 
     def get_help(self, ctx: Context) -> str:
         """The help page."""
@@ -329,17 +400,26 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
 
 def group(name: str, *inside: Any, help: str = "", epilog: str = "", call: Callable[..., Any] | None = None) -> Group:
     """A group of commands, in that order: functions, and groups. Without `help` it is the line in `COMMANDS`.
+    A text is the title of the frame that shows those behind it.
 
     `call` takes the group's own options; the group then is a command, too.
     """
     table = {}
+    panels: dict[str, list[str]] = {}
     for source in inside:
+        if isinstance(source, str):
+            panels[source] = []
+            continue
         is_group = isinstance(source, Group)
         text = source.help if is_group else cleandoc(source.__doc__ or "")
-        table[source.name if is_group else command_name(source)] = (source, summary_of(text or ""))
+        called = source.name if is_group else command_name(source)
+        table[called] = (source, summary_of(text or ""))
+        if panels:
+            panels[[*panels][-1]].append(called)
     parameters, bound = _bound(call) if call is not None else ([], None)
-    about = {"params": parameters, "callback": bound, "invoke_without_command": bound is not None}
-    return Group(name, table, help=help or COMMANDS[name][1], epilog=epilog, no_args_is_help=bound is None, **about)
+    about: dict[str, Any] = {"params": parameters, "callback": bound, "invoke_without_command": bound is not None}
+    about |= {"help": help or COMMANDS[name][1], "epilog": epilog, "no_args_is_help": bound is None}
+    return Group(name, table, panels, **about)
 
 
 def summary_of(text: str) -> str:

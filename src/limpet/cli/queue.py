@@ -11,8 +11,16 @@ import msgspec
 
 import limpet
 from limpet import cli
-from limpet.cli import ago, clean, clean_lines, many, now_of, pairs, print_json, say, table, when
-from limpet.cli.options import IdArgument, JsonOption, QueueArgument, SinceOption, UrlOption, WhereOption
+from limpet.cli import ago, clean, clean_lines, now_of, pairs, print_json, say, table, when
+from limpet.cli.options import (
+    IdArgument,
+    JsonOption,
+    QueueArgument,
+    QueueOrAllArgument,
+    SinceOption,
+    UrlOption,
+    WhereOption,
+)
 from limpet.cli.parse import Argument, Option, group, lines
 from limpet.cli.queue_change import (
     adopt,
@@ -28,6 +36,7 @@ from limpet.cli.queue_change import (
     sweep,
 )
 from limpet.kernel.errors import Invalid, Missing
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.queue.count import Folder
@@ -55,7 +64,9 @@ COLOURS = {"completed": "green", "running": "green", "failed": "red", "cancelled
 
 
 def ls(
-    queue: Annotated[str | None, Argument(metavar="QUEUE", help="The queue; without it, all queues.")] = None,
+    queue: Annotated[
+        str | None, Argument(metavar="QUEUE", help="The queue; without it, all queues.", names="queue")
+    ] = None,
     pending: Annotated[bool, Option(help="What waits or is worked on (the default).")] = False,
     failed: Annotated[bool, Option(help="What failed or was cancelled, and was not retried.")] = False,
     completed: Annotated[bool, Option(help="What succeeded.")] = False,
@@ -170,7 +181,7 @@ def _state(facts: dict[str, Any]) -> str:
 
 
 def failed(
-    queue: QueueArgument,
+    queue: QueueOrAllArgument = None,
     where: WhereOption = None,
     since: SinceOption = None,
     n: Annotated[int, Option("-n", min=1, help="Read at most N failed tasks.")] = 1000,
@@ -181,29 +192,35 @@ def failed(
 
     Errors that differ only in their numbers are one group. `limpet queue retry` takes the same --where and --since.
 
-    Example: all; those of the last two hours whose error mentions a timeout
+    Example: in all queues; in one; those of the last two hours whose error mentions a timeout
+    $ limpet queue failed -u s3://acme/prod
     $ limpet queue failed enrich -u s3://acme/prod
     $ limpet queue failed enrich --where timeout --since 2h -u s3://acme/prod
     Exit codes: 0 shown, or nothing has failed; 1 there is no such queue or fleet; 2 wrong usage.
     """
     fleet = limpet.open(url, read_only=True).check()
-    groups = fleet.queue(queue).failed(n, where=where, since_s=since)
-    if not groups:
+    names = fleet.queues() if queue is None else [queue]
+    found = [(name, group) for name in names for group in fleet.queue(name).failed(n, where=where, since_s=since)]
+    if not found and queue is not None:
         fleet.queue(queue, create=False)
-    ages_s = [(now_of(group.last_at) - group.last_at).total_seconds() for group in groups]
+    ages_s = [(now_of(group.last_at) - group.last_at).total_seconds() for _, group in found]
     if json:
-        print_json([{**asdict(group), "age_s": round(age_s, 1)} for group, age_s in zip(groups, ages_s, strict=True)])
-    elif not groups:
+        rows = zip(found, ages_s, strict=True)
+        print_json([{"queue": name, **asdict(group), "age_s": round(age_s, 1)} for (name, group), age_s in rows])
+    elif not found:
         say(nothing_failed(queue, where, since))
     else:
-        listed = table("tasks", "newest", "its id", "error", right=("tasks", "newest"))
-        listed.columns[2].min_width = min(ID_WIDTH, max(len(group.ids[0]) for group in groups))
-        for group, age_s in zip(groups, ages_s, strict=True):
+        whole = queue is None
+        listed = table(*(["queue"] * whole), "tasks", "newest", "its id", "error", right=("tasks", "newest"))
+        listed.columns[-2].min_width = min(ID_WIDTH, max(len(group.ids[0]) for _, group in found))
+        for (name, group), age_s in zip(found, ages_s, strict=True):
             error = clean(" ".join(group.error.split()))
-            listed.add_row(f"{group.count:,}", f"{ago(age_s)} ago", clean(group.ids[0]), error)
+            row = (f"{group.count:,}", f"{ago(age_s)} ago", clean(group.ids[0]), error)
+            listed.add_row(*([clean(name)] * whole), *row)
         cli.show(listed)
-        if sum(group.count for group in groups) >= n:
-            cli.show(f"\n[dim]{many(n, 'failed task')} read; -n {n * 5} reads more of them.[/dim]")
+        if any(sum(group.count for name, group in found if name == each) >= n for each in names):
+            read = many(n, "failed task")
+            cli.show(f"\n[dim]{read} read{' in a queue' * whole}; -n {n * 5} reads more of them.[/dim]")
 
 
 def peek(
@@ -513,19 +530,22 @@ def _money(dollars: float) -> str:
 
 app = group(
     "queue",
-    push,
+    "Look",
     ls,
     failed,
     peek,
     show,
     stats,
     cost,
+    "Run",
+    push,
     retry,
     cancel,
     fail,
     signal,
     pause,
     resume,
+    "Keep",
     purge,
     sweep,
     adopt,

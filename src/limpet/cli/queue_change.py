@@ -11,13 +11,14 @@ from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import limpet
-from limpet.cli import EXIT_FAILED, ago, answer, clean, confirm, console, many, print_json, progress_bar, say
+from limpet.cli import EXIT_FAILED, ago, answer, clean, confirm, console, print_json, progress_bar, say
 from limpet.cli.options import (
     DELAY_HELP,
     STDIN,
     IdArgument,
     JsonOption,
     QueueArgument,
+    QueueOrAllArgument,
     SinceOption,
     UrlOption,
     WhereOption,
@@ -28,6 +29,8 @@ from limpet.cli.options import (
 )
 from limpet.cli.parse import Argument, Exit, Option
 from limpet.kernel.errors import Invalid, LimpetError, Missing
+from limpet.kernel.keys import check_id
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app.push_file import FilePush
@@ -77,6 +80,8 @@ def push(
         return
     assert payload is not None
     task = parse_payload(payload, what="the payload")
+    if id is not None:
+        check_id(id)
     handle, remark = _queue(url, queue, create=create)
     pushed = handle.push(task, id=id, delay_s=delay or 0.0)
     _remark(remark)
@@ -90,8 +95,9 @@ def _queue(url: str | None, name: str, *, create: bool) -> tuple[Queue, str]:
 
     if create:
         refuse_path(name, "queue", lambda: _queue(url, name, create=False))
-    fleet = limpet.open(url, create=create).check()
-    queue = fleet.queue(name, create=create)
+    fleet = limpet.open(url, create=create)
+    fleet.queue(name)  # a name that cannot be makes no fleet
+    queue = fleet.check().queue(name, create=create)
     if fleet.is_new:
         return queue, f"(new fleet at {fleet.url})"
     return queue, "(new queue)" if create and not is_used(fleet, queue) else ""
@@ -166,15 +172,15 @@ def _hinting(kind: type[LimpetError], hint: str) -> Iterator[None]:
         raise
 
 
-def nothing_failed(queue: str, where: str | None, since_s: float | None) -> str:
-    """That no failed task of the queue was found that fits."""
+def nothing_failed(queue: str | None, where: str | None, since_s: float | None) -> str:
+    """That no failed task of the queue, or of any, was found that fits."""
     error = f" with {where!r} in its error" if where is not None else ""
     time = f" in the last {ago(since_s)}" if since_s is not None else ""
-    return f"nothing has failed in {queue!r}{error}{time}"
+    return f"nothing has failed in {'any queue' if queue is None else repr(queue)}{error}{time}"
 
 
 def retry(
-    queue: QueueArgument,
+    queue: QueueOrAllArgument = None,
     id: Annotated[str | None, Argument(metavar="ID", help="The task's id; or use --all.")] = None,
     all: Annotated[bool, Option(help="Retry every task that failed. Cancelled ones stay.")] = False,
     where: WhereOption = None,
@@ -182,6 +188,7 @@ def retry(
     from_scratch: Annotated[
         bool, Option(help="Forget the recorded steps of durable tasks: run them all again.")
     ] = False,
+    dry_run: Annotated[bool, Option(help="Only say which tasks it would be.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -195,6 +202,9 @@ def retry(
     $ limpet queue retry enrich --all -u s3://acme/prod
     $ limpet queue retry enrich --where timeout --since 2h -u s3://acme/prod
     $ limpet queue retry enrich --where 'error ~ 429|503' --since 1h -u s3://acme/prod
+    Example: in all queues; first what it would be
+    $ limpet queue retry --where timeout --dry-run -u s3://acme/prod
+    $ limpet queue retry --where timeout -u s3://acme/prod
     Exit codes: 0 done; 1 there is no such failed task or queue; 2 wrong usage.
     """
     chosen = where is not None or since is not None
@@ -205,22 +215,40 @@ def retry(
     if id is None and not (all or chosen):
         raise Invalid(
             "say which task to retry, or --all, --where or --since",
-            hint=f"`limpet queue ls {queue} --failed` shows what failed, `limpet queue failed {queue}` groups it",
+            hint=f"`limpet queue ls {queue} --failed` shows what failed, `limpet queue failed {queue}` groups it"
+            if queue is not None
+            else "`limpet queue failed` groups what failed",
         )
-    handle = _handle(url, queue)
-    can_list = "peek" in handle.supports
-    with _hinting(
-        Missing, f"`limpet queue ls {queue} --failed` shows what failed" if can_list else "--all retries all"
-    ):
-        ids = [*handle.retry(id, all=id is None, where=where, since_s=since, from_scratch=from_scratch)]
-    if not ids:
-        text = nothing_failed(queue, where, since)
-    elif id is not None:
-        text = f"{id!r} waits again, as {ids[0]!r}"
+    fleet = limpet.open(url, create=False).check()
+    about: dict[str, Any] = {"where": where, "since_s": since, "from_scratch": from_scratch, "dry_run": dry_run}
+    retried = {}
+    for name in fleet.queues() if queue is None else [queue]:
+        handle = fleet.queue(name, create=False)
+        can_list = "peek" in handle.supports
+        hint = f"`limpet queue ls {name} --failed` shows what failed" if can_list else "--all retries all"
+        with _hinting(Missing, hint):
+            retried[name] = [*handle.retry(id, all=id is None, **about)]
+    _answer_retried(retried, queue, id, nothing_failed(queue, where, since), dry_run=dry_run, json=json)
+
+
+def _answer_retried(
+    retried: dict[str, list[str]], queue: str | None, id_: str | None, nothing: str, *, dry_run: bool, json: bool
+) -> None:
+    """Print the ids by queue; of the whole fleet a line for each queue in which something failed."""
+    key, would = ("would_retry", "would be retried") if dry_run else ("retried", "waiting again")
+    facts = [{"queue": name, key: ids} for name, ids in retried.items()]
+    if json:
+        print_json(facts[0] if queue is not None else facts)
+    elif not any(retried.values()):
+        say(nothing)
+    elif id_ is not None and not dry_run:
+        say(f"{id_!r} waits again, as {retried[queue or ''][0]!r}")
     else:
-        shown = ", ".join(ids[:IDS_SHOWN]) + (", ..." if len(ids) > IDS_SHOWN else "")
-        text = f"waiting again, {many(len(ids), 'task')}: {shown}"
-    answer({"queue": queue, "retried": ids}, text, json=json)
+        for name, ids in retried.items():
+            shown = ", ".join(ids[:IDS_SHOWN]) + (", ..." if len(ids) > IDS_SHOWN else "")
+            where = f" in {name!r}" if queue is None else ""
+            if ids:
+                say(f"{would}{where}, {many(len(ids), 'task')}: {shown}")
 
 
 def cancel(queue: QueueArgument, id: IdArgument, url: UrlOption = None, json: JsonOption = False) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import limpet
-from limpet.cli import clean, many, say, show, table
+from limpet.cli import clean, say, show, table
 from limpet.cli.options import DELAY_HELP, JsonOption, UrlOption, duration_s, until_reader_leaves
 from limpet.cli.parse import Argument, Option
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.index.sql_rows import Rows
@@ -48,12 +49,13 @@ def sql(
 
     Example: how the tasks of a queue are doing, and why they failed
     $ limpet sql "select state, count(*) from queues.enrich group by state" -u s3://acme/prod
+    $ limpet sql "select queue, state, count(*) from tasks group by all" -u s3://acme/prod
     $ limpet sql "select error, count(*) n from queues.enrich where state = 'failed' group by 1 order by 2 desc" -u
       s3://acme/prod
     Example: which records of an index have no row in a table of the catalog
     $ limpet sql "select domain from sites anti join tables.web.pages using (domain)" -u s3://acme/prod
-    Tables: queues.<queue>, every index by its name, tables.<namespace>.<table>, executions, commits, locks, workers;
-      `describe queues.enrich` shows the columns, `show all tables` what there is.
+    Tables: tasks (of all queues), queues.<queue>, every index by its name, tables.<namespace>.<table>, executions,
+      commits, locks, workers; `describe queues.enrich` shows the columns, `show all tables` what there is.
     Exit codes: 0 answered; 1 no fleet there, something cannot be read, or the time was up; 2 wrong usage, or a wrong
       query.
     """
@@ -158,4 +160,4 @@ def _print_rows(rows: Rows) -> None:
         listed.add_row(*("[dim]null[/dim]" if value is None else clean(shown(value)) for value in row))
     show(listed)
     if len(rows) > ROWS_SHOWN:
-        show(f"\n[dim]The first {ROWS_SHOWN} of {len(rows):,} rows; --csv or --json gives them all.[/dim]")
+        show(f"\n[dim]The first {ROWS_SHOWN} of {many(len(rows), 'row')}; --csv or --json gives them all.[/dim]")

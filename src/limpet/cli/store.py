@@ -11,10 +11,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit, urlunsplit
 
-from limpet.cli import EXIT_FAILED, clean, many, print_json, progress_bar, say, show, size_text, table
-from limpet.cli.options import ENV_URL, JsonOption, UrlOption
-from limpet.cli.parse import Argument, Exit, Option
+from limpet.cli import EXIT_FAILED, clean, print_json, progress_bar, say, show, size_text, table
+from limpet.cli.options import JsonOption, UrlOption, one_url
+from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app.backup import CheckReport
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    url: Annotated[
-        str | None, Argument(metavar="URL", envvar=ENV_URL, help="./dir, s3://bucket/prefix, gs://, az://.")
-    ] = None,
+    context: Context,
+    where: Annotated[str | None, Argument(metavar="[URL]", help="The place; or use --url.")] = None,
     rounds: Annotated[int, Option(min=1, max=100, help="How often to repeat each race. More finds more.")] = 3,
     role: Annotated[
         str | None, Option(metavar="ROLE", help="Check instead that the key in use has the rights of this role.")
@@ -35,6 +35,7 @@ def doctor(
     queue: Annotated[
         list[str] | None, Option(metavar="NAME", help="With --role: narrowed to this; repeatable.")
     ] = None,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find out whether a store keeps the promises that Limpet builds on, and how fast it is.
@@ -60,7 +61,7 @@ def doctor(
     from limpet.kernel.runtime import system
     from limpet.kernel.store import MeteredStore
 
-    where = url_or_default(url)
+    where = url_or_default(one_url(context, where, url))
     check_has_store(where, "there is no store to examine")
     if role is not None or queue:
         _examine_key(where, role, queue or (), json=json)
@@ -275,10 +276,11 @@ WaitOption = Annotated[
 
 
 def backup(
-    source: Annotated[str, Argument(metavar="FLEET_URL", help="The fleet; with --check, the backup.")],
+    source: Annotated[str, Argument(metavar="FLEET_URL", help="The fleet, or use --url; with --check, the backup.")],
     target: Annotated[
         str | None, Argument(metavar="BACKUP_URL", help="An empty place, or an earlier backup of the same fleet.")
     ] = None,
+    url: UrlOption = None,
     data: Annotated[
         bool, Option("--data/--no-data", help="Copy the data files of tables, not only their metadata.")
     ] = True,
@@ -310,6 +312,8 @@ def backup(
             found = check_backup(store_to_copy(source), system(), url=source, tell=tell)
         _print_check(found, source, json=json)
         return
+    if target is None and url is not None:
+        source, target = url, source
     if target is None:
         raise Invalid("name two URLs: the fleet and the place for the copy", hint=f"limpet backup {source} BACKUP_URL")
     report = _copied(partial(copy, data=data, wait_s=wait), source, target, json=json)
@@ -318,7 +322,8 @@ def backup(
 
 def restore(
     source: Annotated[str, Argument(metavar="BACKUP_URL", help="A finished backup.")],
-    target: Annotated[str, Argument(metavar="FLEET_URL", help="An empty place.")],
+    target: Annotated[str | None, Argument(metavar="FLEET_URL", help="An empty place; or use --url.")] = None,
+    url: UrlOption = None,
     force: Annotated[bool, Option(help="Take a backup that is unfinished or damaged as it is.")] = False,
     keep_id: Annotated[bool, Option(help="It goes on as the fleet that was backed up, which is gone.")] = False,
     wait: WaitOption = 0.0,
@@ -339,7 +344,9 @@ def restore(
       the backup is not finished; 70, 75 as for backup; 130 interrupted: run it again.
     """
     from limpet.app.backup import restore as copy
+    from limpet.app.place import url_or_default
 
+    target = target or url_or_default(url)
     report = _copied(partial(copy, force=force, keep_id=keep_id, wait_s=wait), source, target, json=json)
     _print_copied(report, f"restored {source} to {target}, fleet {report.fleet}", json=json)
     if not json:

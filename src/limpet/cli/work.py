@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from limpet.cli import ago, complain, console, many, print_dated, print_json, printable_json, say, table
+from limpet.cli import ago, complain, console, print_dated, print_json, printable_json, say, table
 from limpet.cli.options import ENV_URL, JsonOption, SignalFlag, UrlOption, is_typed, kept_s
 from limpet.cli.parse import Argument, Context, Exit, Option
 from limpet.kernel import records
 from limpet.kernel.errors import Unavailable
 from limpet.kernel.records import printable
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.wording import many
 from limpet.worker.protocol import ROUTINE, Backlog, EventKind, LogLine, Message, TaskCounts, WorkerEvent, WorkerOrder
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class WorkOptions:
         Option(
             "-q",
             metavar="NAME",
+            names="queue",
             help="Only this queue; repeatable: an earlier one always goes first. Without it, all tasks take turns.",
         ),
     ] = None

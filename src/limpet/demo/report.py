@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from limpet.cli import clean, many, table
+from limpet.cli import clean, table
 from limpet.cli.catalog import demand_extra
 from limpet.demo import FANNED, INDEX, KEY, QUEUE, REPORTS, expected, payload
 from limpet.kernel.errors import Unsupported
 from limpet.kernel.runtime import system
 from limpet.kernel.store.metered import AS_OF, dollars
+from limpet.kernel.wording import many
 from limpet.queue.cost import SQS_BATCH, sqs
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class DemoScreen:
         state, fifth = self._state, self._state.total // 5
         if state.ended >= self._announced + fifth:
             self._announced = state.ended // fifth * fifth
-            self.note(f"{state.ended:,} of {state.total:,} tasks have ended")
+            self.note(f"{state.ended:,} of {many(state.total, 'task')} have ended")
 
     def close(self) -> None:
         """Leave only the lines."""
@@ -306,7 +307,9 @@ def publish(screen: DemoScreen, fleet: Fleet, *, stays: bool) -> Published | Non
     with fleet.meter.measure() as cost:
         done = fleet.publish_index(INDEX, compile=False)
     name = ".".join((*done.namespace, done.table))
-    wrote = f"{many(done.records, 'record')} in {many(done.files, 'Parquet file')}, with {cost.total()} requests"
+    wrote = (
+        f"{many(done.records, 'record')} in {many(done.files, 'Parquet file')}, with {many(cost.total(), 'request')}"
+    )
     screen.row(MARGIN, f"[dim]published as the Iceberg table {clean(name)}: {wrote}[/dim]")
     if stays:
         scan = f"from iceberg_scan({clean(repr(done.metadata_location))})"
@@ -336,20 +339,22 @@ def report(
         screen.fact("results", f"{found.completed:,} read back, {found.wrong} wrong", not found.wrong),
         screen.fact(
             "index",
-            f"{stored.records:,} records = {found.completed:,} completed, {stored.wrong:,} wrong, "
+            f"{many(stored.records, 'record')} = {found.completed:,} completed, {stored.wrong:,} wrong, "
             f"{stored.missing:,} missing",
             not (stored.wrong or stored.missing),
         ),
-        screen.fact("compiled", f"{seen.merged:,} objects merged at the end; {waiting:,} left", not waiting),
+        screen.fact("compiled", f"{many(seen.merged, 'object')} merged at the end; {waiting:,} left", not waiting),
         answer is None
         or screen.fact("sql", "the table above equals a scan of the index", answer == by_worker(records)),
         table is None
-        or screen.fact("table", f"{table.records:,} records in the Iceberg table", table.records == stored.records),
+        or screen.fact(
+            "table", f"{many(table.records, 'record')} in the Iceberg table", table.records == stored.records
+        ),
     ]
     checks += [*_takeovers(screen, fleet, seen), _fan_in(screen, fleet, seen)]
     screen.fact(
         "run twice",
-        f"{found.ran_again:,} tasks: {found.asked_for:,} by Retry, {died:,} whose worker died or was stopped",
+        f"{many(found.ran_again, 'task')}: {found.asked_for:,} by Retry, {died:,} whose worker died or was stopped",
     )
     return all(checks)
 

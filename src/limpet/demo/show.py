@@ -21,6 +21,7 @@ from limpet.demo import BATCH, CUBES, FANNED, FOLDS, INDEX, KEY, QUEUE, REPORTS,
 from limpet.demo.report import DemoHistory, DemoProcess, DemoScreen, DemoState, ask, prices, publish, read_notes, report
 from limpet.kernel.errors import Invalid, LimpetError, Unavailable
 from limpet.kernel.runtime import system
+from limpet.kernel.wording import many
 from limpet.worker.pool import ProcessPool
 from limpet.worker.protocol import Message, WorkerEvent, WorkerOrder
 
@@ -138,7 +139,7 @@ class DemoRun:
         self._fleet = limpet.open(self.place)
         self._fleet.check()
         self._index_fleet = limpet.open(self.place)  # the same store, but its requests are counted apart
-        self.screen.say(f"[bold]Limpet demo[/bold]: {self.state.total:,} tasks, four workers, an index")
+        self.screen.say(f"[bold]Limpet demo[/bold]: {many(self.state.total, 'task')}, four workers, an index")
         self.screen.say(f"[dim]Everything is stored in {clean(self.place)}. There is no server.[/dim]")
         self._push()
         os.environ["LIMPET_DEMO_NOTES"] = str(self._notes)
@@ -152,14 +153,16 @@ class DemoRun:
 
     def _push(self) -> None:
         self.screen.step(
-            f"Push {self.state.total:,} tasks, {BATCH} in an object. A few will fail, and some are retried."
+            f"Push {many(self.state.total, 'task')}, {BATCH} in an object. A few will fail, and some are retried."
         )
         with self._fleet.meter.measure() as cost:
             self._seen.ids = [*self._fleet.queue(QUEUE).push_many(map(payload, range(self.state.total)), batch=BATCH)]
-        self.screen.note(f"{len(self._seen.ids):,} tasks pushed with {cost.total()} requests")
+        self.screen.note(f"{many(len(self._seen.ids), 'task')} pushed with {many(cost.total(), 'request')}")
         shards = 16 ** self._index_fleet.index(INDEX, DemoResult, key=KEY).manifest.depth
         spent = self._index_fleet.meter.snapshot().total()
-        self.screen.note(f"an index for their results: {shards} empty shards, created with {spent} requests")
+        self.screen.note(
+            f"an index for their results: {many(shards, 'empty shard')}, created with {many(spent, 'request')}"
+        )
 
     def _work(self, workers: int, script: Script) -> None:
         order = WorkerOrder(
@@ -336,7 +339,7 @@ class DemoRun:
         table = None
         with self._noting_trouble():
             self._seen.merged = self._index_fleet.index(INDEX).compile(full=True).objects
-            self.screen.note(f"{self._seen.merged:,} objects merged")
+            self.screen.note(f"{many(self._seen.merged, 'object')} merged")
         fleet = limpet.open(self.place, read_only=True)
         self.screen.step("Query the index with SQL: which worker has computed how many results?")
         answer = ask(self.screen, fleet)

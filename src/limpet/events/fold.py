@@ -30,6 +30,7 @@ from limpet.kernel.runtime import Runtime, ulid_above
 from limpet.kernel.store.api import Absent, Blob, Stat, Store, batched
 from limpet.kernel.store.outcome import put_bytes
 from limpet.kernel.waiting import attempts
+from limpet.kernel.wording import many
 
 APPLIED_MAX = 256
 
@@ -210,7 +211,7 @@ class Executions:
                     raise Conflict("files were merged while they were read") from None
                 damaged.append(f"{self.keys.state(file.id)} is missing")
         if damaged:
-            raise Corrupt(f"{len(damaged)} of {len(head.files)} files of events cannot be read: {damaged[0]}")
+            raise Corrupt(f"{len(damaged)} of {many(len(head.files), 'file')} of events cannot be read: {damaged[0]}")
 
     def newest_first(self, floor: str = "") -> Iterator[tuple[str, list[Event]]]:
         """The folded events by file, with the last id of the file; files with later ids come first.

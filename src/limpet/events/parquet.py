@@ -12,6 +12,7 @@ import msgspec
 from limpet.events import Event
 from limpet.kernel.errors import Corrupt, Unsupported
 from limpet.kernel.records import json_text
+from limpet.kernel.wording import many
 
 TABLE_BYTES_MAX = 4 << 30
 ROWS_ALWAYS = 1000
@@ -43,10 +44,12 @@ def read_table(data: bytes, schema: Any, *, what: str) -> Any:
         file = pa.parquet.ParquetFile(BytesIO(data))
         sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups)]
         if not 0 <= sum(sizes) <= TABLE_BYTES_MAX or min(sizes, default=0) < 0:
-            raise Corrupt(f"{what} would take {sum(sizes)} bytes in memory, more than {TABLE_BYTES_MAX}")
+            raise Corrupt(f"{what} would take {many(sum(sizes), 'byte')} in memory, more than {TABLE_BYTES_MAX:,}")
         if file.metadata.num_rows > max(len(data), ROWS_ALWAYS):
             # All rows that we write differ by an id or a digest, which cannot be compressed.
-            raise Corrupt(f"{what} has {file.metadata.num_rows} rows in {len(data)} bytes, more than can differ")
+            raise Corrupt(
+                f"{what} has {many(file.metadata.num_rows, 'row')} in {many(len(data), 'byte')}, more than can differ"
+            )
         table = file.read(use_threads=False)
         table.validate(full=True)
         alike = table.schema.equals(schema)

@@ -62,6 +62,7 @@ from limpet.index.values import (
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid, Unsupported
 from limpet.kernel.records import Name
+from limpet.kernel.wording import an, many
 
 R = TypeVar("R")
 ENUM_MAX = 10_000
@@ -314,7 +315,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         if not size:
             raise Invalid(f"the key {self.key!r} is empty")
         if size > KEY_BYTES_MAX:
-            raise Invalid(f"the key {shown(key)} has {size} bytes, more than {KEY_BYTES_MAX}")
+            raise Invalid(f"the key {shown(key)} has {many(size, 'byte')}, more than {KEY_BYTES_MAX:,}")
         return str(text)
 
     def key_texts(self, keys: Sequence[Any]) -> Sequence[str]:
@@ -345,7 +346,7 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
             raise Invalid(f"{where}: {error}", hint=error.hint) from None
         if len(line) > LINE_BYTES_MAX:
             raise Invalid(
-                f"{where}: it has {len(line)} bytes, more than the {LINE_BYTES_MAX} that a record may have",
+                f"{where}: it has {many(len(line), 'byte')}, more than the {LINE_BYTES_MAX:,} that a record may have",
                 hint="store large values as separate objects, and their names in the record",
             )
         return line
@@ -525,7 +526,7 @@ class Typed(Generic[R]):
             left_out = {column: make() for column, make in self.defaults.items() if column not in record}
             values = {**record, **left_out} if left_out else record
         else:
-            wanted = f"a {self.kind.__name__} or a dict" if self.kind else "a dict"
+            wanted = f"{an(self.kind.__name__)} or a dict" if self.kind else "a dict"
             raise Invalid(f"{where}: expected {wanted}, got {type(record).__name__}")
         return self._validated(values, where) if self.validates else values
 
@@ -583,7 +584,7 @@ class Typed(Generic[R]):
                         hint=f"the column may be null: declare `{field.name}: ... | None`, or read it without a type",
                     ) from None
             raise Corrupt(
-                f"a stored record is not a {self.kind.__name__}: {error}",
+                f"a stored record is not {an(self.kind.__name__)}: {error}",
                 hint="let the type allow what is stored (`... | None = None`), or read it without a type",
             ) from None
 

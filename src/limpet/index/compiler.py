@@ -58,6 +58,7 @@ from limpet.kernel.lease import Lock, VersionWatch
 from limpet.kernel.records import Name, Text
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Match, Stat, batched
+from limpet.kernel.wording import many
 
 LOCK_TTL_S = 300.0
 PART_BYTES_MAX = 64 << 20
@@ -273,7 +274,7 @@ class Compiler:
         merged = merge(base, incoming, self._schema.shape, what=what, in_order=was_checked, is_wide=is_wide)
         if len(merged.data) > SHARD_BYTES_MAX:
             raise Invalid(
-                f"{what} would have {len(merged.data)} bytes, more than the {SHARD_BYTES_MAX} that it may have",
+                f"{what} would have {many(len(merged.data), 'byte')}, more than the {SHARD_BYTES_MAX:,} allowed",
                 hint="`limpet index reshard` makes more shards, which are smaller; waiting records are kept",
             )
         try:

@@ -32,6 +32,7 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Put, Store, Version
 from limpet.kernel.store.sources import FileSource
 from limpet.kernel.waiting import TRIES_MAX, attempts
+from limpet.kernel.wording import many
 
 R = TypeVar("R")
 REFRESH_S = 600.0
@@ -445,7 +446,7 @@ class Layout:
         full = [stat.key for stat in store.list(keys.shards) if stat.size and stat.key.endswith(".usv")]
         waits = [stat.key for prefix in (keys.inbox, keys.packs) if (stat := next(store.list(prefix), None))]
         if (full or waits) and self._cell.read() is None:
-            what = f"{len(full)} shards with records" if full else "records that wait to be compiled"
+            what = f"{many(len(full), 'shard')} with records" if full else "records that wait to be compiled"
             raise Corrupt(
                 f"{keys.root} holds {what}, such as {(full or waits)[0]}, and no manifest; nothing was written",
                 hint=f"another program's files: stop it, then `limpet index adopt {self._name} --quiesced` makes an "

@@ -29,6 +29,7 @@ from limpet.kernel.errors import Conflict, Corrupt, Invalid, Missing, Unavailabl
 from limpet.kernel.keys import Key, digits, single_stamp
 from limpet.kernel.store.api import Stat, Version, batched
 from limpet.kernel.waiting import TRIES_MAX, attempts
+from limpet.kernel.wording import many
 
 A = TypeVar("A")
 SHARE_FOR_WHOLE = 16 << 10
@@ -48,7 +49,11 @@ class DamagedShard:
     records: int | None
 
     def __str__(self) -> str:
-        had = "the number of its records is not recorded" if self.records is None else f"it had {self.records} records"
+        had = (
+            "the number of its records is not recorded"
+            if self.records is None
+            else f"it had {many(self.records, 'record')}"
+        )
         return f"{self.key} was left out ({had}): {self.reason}"
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any, overload
 
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import many
 
 ROWS_SHOWN = 40
 CELL_SHOWN = 60
@@ -85,7 +86,7 @@ class Rows(Sequence[tuple[Any, ...]]):
             padded = zip(row, widths, numbers, strict=True)
             lines.append("  ".join(cell.rjust(n) if right else cell.ljust(n) for cell, n, right in padded).rstrip())
         more = f", the first {ROWS_SHOWN} shown" if len(self) > ROWS_SHOWN else ""
-        lines.append(f"({len(self):,} row{'' if len(self) == 1 else 's'}{more})")
+        lines.append(f"({many(len(self), 'row')}{more})")
         return "\n".join(lines)
 
     def _values(self, table: Any) -> list[tuple[Any, ...]]:

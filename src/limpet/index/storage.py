@@ -30,6 +30,7 @@ from limpet.kernel.records import INTEGER_MAX, RECORD_BYTES_MAX, Name, Positive
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
 from limpet.kernel.waiting import SENDS_MAX, attempts
+from limpet.kernel.wording import many
 
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record them in one small object."""
@@ -178,7 +179,7 @@ LOOKUPS_AT_ONCE = 128
 def lost_records(what: str, number: int, recorded: int, *, note: str) -> Corrupt:
     """The error for a shard with fewer records than the manifest says (F23)."""
     return Corrupt(
-        f"{what} has {number} records, and had {recorded} before: some are lost",
+        f"{what} has {many(number, 'record')}, and had {recorded} before: some are lost",
         hint=f"restore it from a backup, or `limpet index verify --accept-loss`{note}",
     )
 

@@ -29,6 +29,7 @@ from limpet.index.codec import (
 from limpet.index.values import KINDS, READERS, WRITERS, Kind, shown, stamp_time
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import an
 
 PACKAGE_BYTES_MAX = 1 << 20
 
@@ -157,7 +158,7 @@ def _columns(type_: inspect.Type) -> list[_Column]:
             return [_Column("array")]
     kind = _KIND_OF.get(type(type_))
     if kind is None:
-        raise Invalid(f"a column cannot hold a {type(type_).__name__.removesuffix('Type').lower()}")
+        raise Invalid(f"a column cannot hold {an(type(type_).__name__.removesuffix('Type').lower())}")
     limits = {ours: value for theirs, ours in _LIMITS.items() if (value := getattr(type_, theirs, None)) is not None}
     return [_Column(kind, limits, _is_whole(type_))]
 

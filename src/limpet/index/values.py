@@ -19,6 +19,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.wording import many
 
 SEPARATOR = b"\x1f"
 END = b"\n"
@@ -138,7 +139,7 @@ PATTERNS: Mapping[Kind, bytes] = MappingProxyType(
 def shown(value: Any) -> str:
     """A value of any size and type, shortened for an error message."""
     if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length()} bits"
+        return f"an integer of {many(value.bit_length(), 'bit')}"
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
 

@@ -25,6 +25,7 @@ from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Absent, Match, Put, Store, Version
 from limpet.kernel.store.directory import DirectoryStore
 from limpet.kernel.store.probe import Findings, probe_conditions
+from limpet.kernel.wording import many
 
 CREATORS = 32
 SWAPPERS = 8
@@ -116,7 +117,7 @@ def _swap_race(context: DoctorContext) -> str:
     lost = set(acknowledged) - set(kept)
     _expect(acknowledged, f"no swap got through in {RACE_S:.0f} s")
     _expect(not lost, f"{len(lost)} of {len(acknowledged)} acknowledged swaps by {SWAPPERS} writers were lost")
-    return f"{len(acknowledged)} swaps by {SWAPPERS} writers, none lost"
+    return f"{many(len(acknowledged), 'swap')} by {SWAPPERS} writers, none lost"
 
 
 def _add_marks(context: DoctorContext, key: Key, writer: int, until_s: float, acknowledged: list[str]) -> None:
@@ -427,4 +428,4 @@ def _clean_up(context: DoctorContext) -> str:
     back = [key for key in context.listed(root) if key in context.keys]
     still = f"{len(back)} of {len(context.keys)} deleted objects are still there, {''.join(back[:1])} among them"
     _expect(not back, still, hint=f"delete what is left below {root}/ by hand")
-    return f"{len(context.keys)} objects deleted"
+    return f"{many(len(context.keys), 'object')} deleted"

@@ -14,7 +14,8 @@
     ├── Unsupported      this store or version cannot do that: use another
     └── Denied           the credentials, the role or the disk forbid it
 
-The kinds answer one question: what should the caller do now? Each carries a `hint` that says it in a sentence.
+The kinds answer one question: what should the caller do now? Each carries a `hint` that says it in a sentence, but for
+an `Invalid` or `Missing` whose line already says it: no hint repeats that the input is wrong.
 """
 
 from __future__ import annotations
@@ -49,13 +50,9 @@ class LimpetError(Exception):
 class Invalid(LimpetError):
     """The input is wrong. Nothing was changed."""
 
-    default_hint = "correct the input and try again"
-
 
 class Missing(LimpetError):
     """There is no object of that name."""
-
-    default_hint = "check the name, or create it first"
 
 
 class NotModified(LimpetError):

@@ -23,6 +23,7 @@ from limpet.kernel.errors import Corrupt, Invalid
 from limpet.kernel.models import built_part, plain_part
 from limpet.kernel.runtime import ProcessMutex, sha256
 from limpet.kernel.user_code import ended
+from limpet.kernel.wording import an, many
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ def decode(data: bytes, kind: type[T], *, what: str, size_max: int = RECORD_BYTE
     Raises: Corrupt, with `what` and the first error; nothing else, whatever the bytes are.
     """
     if len(data) > size_max:
-        raise Corrupt(f"{what} has {len(data)} bytes, more than the {size_max} that a record may have")
+        raise Corrupt(f"{what} has {many(len(data), 'byte')}, more than the {size_max:,} that a record may have")
     decode_kind, times = _readers.get(kind) or _reader(kind)
     try:
         value: T = decode_kind(data)
@@ -248,14 +249,14 @@ def _check_plain(value: Any, where: str, depth: int) -> None:
                     continue  # true for most values; to build a path for each would take most of the time
                 _check_plain(item, f"{where}[{key!r}]", depth + 1)
         case _:
-            raise Invalid(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+            raise Invalid(f"{where} is {an(type(value).__name__)}, which JSON cannot hold")
 
 
 def parse_json(text: str | bytes, *, what: str, bytes_max: int = RECORD_BYTES_MAX) -> Any:
     """Parse a user's JSON text strictly: no NaN, no duplicate keys, limited bytes and depth.   Raises: Invalid."""
     size = len(text) if isinstance(text, bytes) else len(text.encode(errors="surrogatepass"))
     if size > bytes_max:
-        raise Invalid(f"{what} has more than {bytes_max} bytes")
+        raise Invalid(f"{what} has more than {many(bytes_max, 'byte')}")
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text  # `json` would guess the encoding
         value = _strict_decoder().decode(text)

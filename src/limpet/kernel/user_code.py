@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, ParamSpec
 
 from limpet.kernel.errors import LimpetError
+from limpet.kernel.wording import an
 
 P = ParamSpec("P")
 
@@ -74,7 +75,7 @@ async def ended_async(work: Awaitable[Any]) -> CallResult:
 def text_of(error: BaseException) -> str:
     """`str(error)`, which is a user's code too."""
     said = ended(str, error)
-    return said.value if said.error is None else f"a {type(error).__name__} whose text cannot be shown"
+    return said.value if said.error is None else f"{an(type(error).__name__)} whose text cannot be shown"
 
 
 def one_line(error: BaseException) -> str:

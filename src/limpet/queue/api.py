@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, get_args
 
+from limpet.kernel.answers import AnswersNames, answers_fields, answers_options
 from limpet.kernel.cell import Fence
 from limpet.kernel.errors import Invalid, LeaseLost, TaskFailed, Unsupported
 from limpet.kernel.lease.decide import check_ttl
@@ -68,6 +69,7 @@ TASK_STATES: dict[TaskState, str] = {
 Outcome = Literal["completed", "failed", "cancelled", "pending", "scheduled", "unknown"]
 
 
+@answers_fields
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a process treats the tasks that it claims."""
@@ -93,6 +95,10 @@ class Policy:
     durable from its first `limpet.step` on."""
 
     def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, int | float | None):
+                raise Invalid(f"{name} is a number, not {value!r}")
         if self.max_attempts < 1:
             raise Invalid(f"max_attempts must be at least 1, not {self.max_attempts}")
         if self.concurrency is not None and not 1 <= self.concurrency <= 1000:
@@ -130,7 +136,7 @@ FAILED_BY_COMMAND = "failed by command"
 NO_VERDICT = "the block ended without a verdict"
 
 
-class TaskHandle(str, Generic[T]):
+class TaskHandle(AnswersNames, str, Generic[T]):
     """The id of a task that was pushed: a text like any other, which knows its queue. Queues make them.
 
     `T` is what the task returns. A copy of it, a pickle, and what JSON holds of it are plain texts. (msgspec alone
@@ -144,6 +150,7 @@ class TaskHandle(str, Generic[T]):
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
+    @answers_options
     def result(self, *, wait_s: float = 0.0) -> Result[T]:
         """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
         return self.queue.result(self, wait_s=wait_s)
@@ -159,7 +166,7 @@ class TaskHandle(str, Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed(Generic[T]):
+class Pushed(AnswersNames, Generic[T]):
     """The answer to a push of a task that returns a `T`. `created` is False when the id was already taken: pending,
     running or ended."""
 
@@ -167,6 +174,7 @@ class Pushed(Generic[T]):
     """A `TaskHandle`, if a queue has made it."""
     created: bool
 
+    @answers_options
     def result(self, *, wait_s: float = 0.0) -> Result[T]:
         """The outcome of the task, waiting up to `wait_s` for it.   Raises, Cost: see `Queue.result`."""
         return self._handle().result(wait_s=wait_s)
@@ -223,7 +231,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Result(Generic[T]):
+class Result(AnswersNames, Generic[T]):
     """The outcome of a task, or that it has not ended yet.
 
     `value` is what its handler returned, built by the return type of the task function that was asked; if it does not
@@ -531,8 +539,10 @@ class Queue(Protocol):
         where: str | None = None,
         since_s: float | None = None,
         from_scratch: bool = False,
+        dry_run: bool = False,
     ) -> Sequence[str]:
-        """Run failed tasks again, with fresh attempts; returns their new ids.
+        """Run failed tasks again, with fresh attempts; returns their new ids. `dry_run`: nothing is changed, and the
+        ids are those of the tasks that would be retried.
 
         A durable task keeps its recorded steps, unless it starts `from_scratch`.
 
@@ -616,6 +626,7 @@ class Retry(Exception):
     It costs an attempt.
     """
 
+    @answers_options
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
         super().__init__(reason or "the handler asked for another try")
         if after_s is not None and not after_s >= 0:
@@ -626,6 +637,7 @@ class Retry(Exception):
 class Fail(Exception):
     """Raise it in a handler to fail the task for good, whatever attempts are left."""
 
+    @answers_options
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave the task up")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Never
 from weakref import WeakMethod
 
 import msgspec
 
+from limpet.kernel.answers import refuse_option
 from limpet.kernel.cell import Cell, Outcome, Versioned, Won
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.keys import Key, parts_of_scheduled
@@ -58,7 +59,7 @@ class Claiming(Inspection):
         self.discovery = Discovery(self.storage, ttl_s=self.policy.ttl_s)
         self.storage.freed_listener = WeakMethod(self.discovery.note_freed)
 
-    def claim(self, *, wait_s: float = 0.0) -> EntryClaim | EmptyClaim:
+    def claim(self, *, wait_s: float = 0.0, **unknown: Never) -> EntryClaim | EmptyClaim:
         """Claim the oldest entry that is free.
 
         Cost: a first claim 1 PUT + 1 GET, and 2 HEADs for a user's id; a later one 1 GET + 1 PUT + 1 GET + 2 HEADs, and
@@ -67,6 +68,8 @@ class Claiming(Inspection):
         Crash: the entry is taken over after `ttl_s`.
         An entry that cannot be read ends in failed/ with the reason, and in `notices`; other entries are not affected.
         """
+        for option in unknown:
+            refuse_option(option, ("wait_s",), "claim()")
         if not wait_s >= 0:
             raise Invalid(f"wait_s must not be negative, and is {wait_s:g}")
         runtime, looks = self.storage.runtime, self._looks

@@ -21,6 +21,7 @@ from limpet.kernel.keys import STEPS_MAX, count_of, is_minted
 from limpet.kernel.lease import LeaseRecord
 from limpet.kernel.records import Count, Digest, Instant, Name, Positive, Seconds, Text
 from limpet.kernel.store.api import Blob
+from limpet.kernel.wording import an, many
 from limpet.queue.api import Outcome as TaskOutcome
 from limpet.queue.tracing import TraceOrUnset
 
@@ -388,7 +389,7 @@ def payload_bytes(payload: Any, *, what: str = "the payload") -> bytes:
     data = records.plain_bytes(payload, what=what)
     if len(data) > PAYLOAD_BYTES_MAX:
         raise Invalid(
-            f"{what} takes {len(data)} bytes; a task holds {PAYLOAD_BYTES_MAX}",
+            f"{what} takes {many(len(data), 'byte')}; a task holds {PAYLOAD_BYTES_MAX:,}",
             hint="put the data into a separate object, and its name into the task",
         )
     return data
@@ -414,7 +415,9 @@ def encoded_payload(payload: Any, payload_type: Any) -> bytes:
         except (TypeError, ValueError) as error:
             raise Invalid(f"the payload is no {getattr(payload_type, '__name__', payload_type)}: {error}") from None
     elif not isinstance(payload, dict):
-        raise Invalid(f"a payload is a dict, not {type(payload).__name__}", hint="or give the queue a payload_type=")
+        raise Invalid(
+            f"a payload is a dict, not {an(type(payload).__name__)}", hint="or give the queue a payload_type="
+        )
     return payload_bytes(payload)
 
 
@@ -423,7 +426,7 @@ def result_bytes(result: Any) -> bytes:
     data = records.plain_bytes(result, what="the result")
     if len(data) > RESULT_BYTES_MAX:
         raise Invalid(
-            f"the result takes {len(data)} bytes; a receipt holds {RESULT_BYTES_MAX}",
+            f"the result takes {many(len(data), 'byte')}; a receipt holds {RESULT_BYTES_MAX:,}",
             hint="put the data into a separate object, and its name into the result",
         )
     return data
@@ -497,7 +500,7 @@ def batch_lines(data: bytes, *, what: str) -> tuple[BatchHeader, bytes]:
     header = records.decode(first, BatchHeader, what=what)
     _check_schema(header.schema, what, SCHEMA)
     if body.count(b"\n") != header.count - 1:
-        raise Corrupt(f"{what} is cut short: it should hold {header.count} tasks")
+        raise Corrupt(f"{what} is cut short: it should hold {many(header.count, 'task')}")
     if hashlib.sha256(body).hexdigest() != header.sha256:
         raise Corrupt(f"{what} does not match its digest")
     return header, body
@@ -565,7 +568,7 @@ def task_name(entry: str, n: int, *, batch: bool) -> str:
 def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
     """The tasks in an object that was read.   Raises: Corrupt; Unsupported."""
     if blob.size > ENTRY_BYTES_MAX:
-        raise Corrupt(f"{what} has {blob.size} bytes, more than the {ENTRY_BYTES_MAX} that an entry may have")
+        raise Corrupt(f"{what} has {many(blob.size, 'byte')}, more than the {ENTRY_BYTES_MAX:,} that an entry may have")
     if not batch:
         task = read_task(blob.data, what=what)
         minted = is_minted(entry) and not task.delayed
@@ -575,7 +578,7 @@ def read_content(blob: Blob, entry: str, *, batch: bool, what: str) -> Content:
         return Content((task.id,), payloads, task.pushed_at, task.retries, minted, *told, parent, has_steps)
     header, body = batch_lines(blob.data, what=what)
     if header.count != count_of(entry):
-        raise Corrupt(f"{what} holds {header.count} tasks; its name says {count_of(entry)}")
+        raise Corrupt(f"{what} holds {many(header.count, 'task')}; its name says {count_of(entry)}")
     ids = [f"{entry}.{n}" for n in range(header.count)]
     about = header.trace or "", "", header.caller or "", header.write_id, "", header.epoch or 0, header.parent or ""
     return Content(ids, body.split(b"\n"), header.pushed_at, 0, not header.named, *about)

@@ -104,6 +104,7 @@ class Operating(Inspection):
         where: str | None = None,
         since_s: float | None = None,
         from_scratch: bool = False,
+        dry_run: bool = False,
     ) -> list[str]:
         """Cost: each 1 GET + a push + 1 PUT; for all, 1 LIST per 1,000 more. For a durable task 4 LISTs, and 1 GET,
         1 PUT and 1 DELETE for each recorded step and each signal more; for one whose workers died 2 LISTs.
@@ -111,11 +112,13 @@ class Operating(Inspection):
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
         if (id is None) is not all:
-            raise Invalid("say which task to retry, or all=True")
+            raise Invalid("retry wants the id of one task, or all=True", hint="one of the two")
         if id is None:
             since = None if since_s is None else self.storage.exact_now() - timedelta(seconds=since_s)
             failures = self.failures(where=where, since=since)
             chosen = [(key, seen) for key, seen in failures if _has_payload(seen.value)]
+            if dry_run:
+                return [seen.value.id for _, seen in chosen]
             return [self._retry(key, seen, from_scratch=from_scratch) for key, seen in chosen]
         if where is not None or since_s is not None:
             raise Invalid("where and since_s choose among all failed tasks", hint="leave the id out, and say all=True")
@@ -128,7 +131,7 @@ class Operating(Inspection):
         if not _has_payload(seen.value):
             kept = f"its bytes are kept in {seen.value.raw}" if seen.value.raw else "push its payloads again"
             raise Invalid(f"{id!r} cannot be retried: its receipt has no payload", hint=kept)
-        return [self._retry(key, seen, from_scratch=from_scratch)]
+        return [id if dry_run else self._retry(key, seen, from_scratch=from_scratch)]
 
     def _retry(self, key: Key, seen: Versioned[Receipt], *, from_scratch: bool) -> str:
         """First push the retry, then mark the old receipt: a crash in between is repaired by the next call (H1).

@@ -13,6 +13,7 @@ from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missin
 from limpet.kernel.keys import Key, check_id, derived, due_name, is_minted, parts_of_scheduled
 from limpet.kernel.store.api import Absent, Put, batched
 from limpet.kernel.waiting import SENDS_MAX, attempts
+from limpet.kernel.wording import many
 from limpet.queue.api import Pushed
 from limpet.queue.decide import other_shape
 from limpet.queue.entry import (
@@ -61,8 +62,9 @@ class Pusher:
         that the HEADs are left out. `caller`, `parent`: the queue of that task, and its id and step.
         """
         entry = check_id(id) if id is not None else name
-        if not 0 <= delay_s <= DELAY_MAX_S:
-            raise Invalid(f"delay_s must be between 0 and {DELAY_MAX_S:g} seconds, not {delay_s:g}")
+        if not isinstance(delay_s, int | float) or not 0 <= delay_s <= DELAY_MAX_S:
+            said = f"{delay_s:,.10g}" if isinstance(delay_s, int | float) else repr(delay_s)
+            raise Invalid(f"delay_s must be between 0 and {DELAY_MAX_S:,.0f} seconds, not {said}")
         write_id = self._runtime.new_id()
         entry = entry or write_id
         wall = self._runtime.wall()
@@ -166,8 +168,8 @@ class Pusher:
         first = outcome.seen.value if isinstance(outcome, Won) else outcome.now.value
         if other_shape(first, shape):
             raise Conflict(
-                f"the id {id_!r} was used for a push of {first.tasks} tasks in {first.entries} batches; this one has "
-                f"{shape.tasks} in {shape.entries}",
+                f"the id {id_!r} was used for a push of {many(first.tasks, 'task')} in "
+                f"{many(first.entries, 'batch', 'batches')}; this one has {shape.tasks} in {shape.entries}",
                 hint="push the same tasks with the same batch=, or use another id",
             )
 
@@ -292,7 +294,7 @@ def _half_way(
     unclear = "; of one batch it is unknown" if isinstance(error, OutcomeUnknown) else ""
     done = sum(len(packs[n]) for n in known)
     half = OutcomeUnknown(
-        f"{done} of {firsts[-1]} tasks were pushed{unclear}, then: {error}",
+        f"{done} of {many(firsts[-1], 'task')} were pushed{unclear}, then: {error}",
         hint="make the same push again with the same id: it adds those that are not there"
         if named
         else "push those that are named in `rest` of the error; with an id=, the same push made again would add them",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Never
 
 from limpet.kernel import records
+from limpet.kernel.answers import AnswersNames, answers_options, refuse_option
 from limpet.kernel.errors import OutcomeUnknown
 from limpet.kernel.keys import QueueKeys, count_of
 from limpet.kernel.lease import VersionWatch
@@ -25,7 +26,7 @@ from limpet.queue.storage import Journal, Storage
 from limpet.queue.tracing import OTEL, span
 
 
-class BucketQueue(Claiming, Operating):
+class BucketQueue(AnswersNames, Claiming, Operating):
     """Tasks in a store: at least once, nothing acknowledged is lost, each ends in one place.
 
     Safe to share between threads. See `Queue` for the promises and docs/trust/guarantees.md for the proofs.
@@ -56,8 +57,10 @@ class BucketQueue(Claiming, Operating):
     def __repr__(self) -> str:
         return f"<queue {self.name!r} ({self.provider})>"
 
-    def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
+    def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0, **unknown: Never) -> Pushed:
         """Cost: 1 PUT; with an id 1 PUT + 2 HEADs.   Crash: the task is there, or it is not."""
+        for option in unknown:
+            refuse_option(option, ("id", "delay_s"), "push()")
         data = encoded_payload(payload, self._payload_type)
         id = id if id is None or isinstance(id, str) else plain_id(id)
         steps = RUNNING.get()
@@ -84,6 +87,7 @@ class BucketQueue(Claiming, Operating):
         pushed = self._push(data, id=id_, delay_s=delay_s, name=name, **about)
         return PushedStep(id=pushed.id, created=pushed.created)
 
+    @answers_options
     def push_many(self, payloads: Iterable[Any], *, batch: int = 100, id: str | int | None = None) -> list[TaskHandle]:
         """Cost: 1 PUT a batch; with an id 2 HEADs more for each, and 1 PUT.   Crash: whole batches are there or not."""
         id = id if id is None or isinstance(id, str) else plain_id(id)

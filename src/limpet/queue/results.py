@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from limpet.kernel import records
+from limpet.kernel.answers import answers_options
 from limpet.kernel.cell import Versioned
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import Key, batch_of, entry_of, is_batch, parts_of_scheduled, retry_of
@@ -107,6 +108,7 @@ class TaskResults:
         self._keys = storage.keys
         self._runtime = storage.runtime
 
+    @answers_options
     def result(self, id: str | int, *, wait_s: float = 0.0) -> Result:
         """For a retried task: the result of its last retry. A task that is done in a running batch has ended.
 
@@ -134,6 +136,7 @@ class TaskResults:
                 return found
         return await in_thread(self.result, id)
 
+    @answers_options
     def wait(self, ids: Iterable[str | int], *, timeout_s: float) -> list[Result]:
         """Cost: that of `results` at the end; before that, a poll takes 2 GETs for each single task that has not ended,
         and 2 GETs + 1 HEAD for each batch. In a bucket it polls after 0.2 s, and then less often, down to every 2 s;

@@ -13,6 +13,7 @@ import msgspec
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
 from limpet.kernel.user_code import UserCall, one_line
+from limpet.kernel.wording import an
 from limpet.queue.api import Fail, Pushed, Result, TaskHandle
 from limpet.queue.durable import arguments_digest
 from limpet.queue.entry import (
@@ -120,7 +121,7 @@ def step_name(function: Any, name: str | None, args: Sequence[Any]) -> str:
         )
     found = name if name is not None else getattr(function, "__qualname__", getattr(function, "__name__", ""))
     if not found or (name is None and "<lambda>" in found):
-        what = "a lambda" if found else f"a {type(function).__name__}"
+        what = "a lambda" if found else an(type(function).__name__)
         raise Invalid(f"{what} has no name", hint='give the step one: limpet.step(f, name="...")')
     return _text(found, "the name of a step").rsplit("<locals>.", 1)[-1][: records.NAME_MAX]
 

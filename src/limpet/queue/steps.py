@@ -23,6 +23,7 @@ from limpet.kernel.errors import Corrupt, Invalid, Unsupported
 from limpet.kernel.keys import STEPS_MAX, Key, batch_of, entry_of, is_batch
 from limpet.kernel.runtime import Runtime, in_own_task, in_thread, in_whole_thread, running_coroutine, system
 from limpet.kernel.store.api import Store
+from limpet.kernel.wording import many
 from limpet.queue.api import Fail, Queue, Result, Task, TaskHandle, need
 from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.durable import (
@@ -366,13 +367,13 @@ class TaskSteps:
         in_time = left is None or left > 0
         keys = [*dict.fromkeys(key for handle in handles if (key := self._key_of(handle)) is not None)]
         if in_time and keys and self._claim.storage.exists(keys[0]):
-            raise self._suspend(number, f"waiting for {len(handles)} tasks in {where}", left, awaits=keys)
+            raise self._suspend(number, f"waiting for {many(len(handles), 'task')} in {where}", left, awaits=keys)
         results = results_in_order(handles)
         before = self._claim.state.first.suspended.get(self._n)
         waited_s = 0.0 if before is None or before.step != number else before.waited_s
         open_ = [n for n, result in enumerate(results) if not has_ended(result.state, waited_s)]
         if open_ and in_time:
-            said = f"waiting for {len(open_)} of {len(handles)} tasks in {where}"
+            said = f"waiting for {len(open_)} of {many(len(handles), 'task')} in {where}"
             awaits = [*dict.fromkeys(key for n in open_ if (key := self._key_of(handles[n])) is not None)]
             delayed_s = self._delayed_s([handles[n] for n in open_ if results[n].state == "scheduled"])
             raise self._suspend(number, said, left, awaits=awaits, delayed_s=delayed_s)

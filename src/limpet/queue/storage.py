@@ -21,6 +21,7 @@ from limpet.kernel.lease import VersionWatch
 from limpet.kernel.runtime import ComputedField, Runtime
 from limpet.kernel.store.api import Absent, Blob, Stat, Store
 from limpet.kernel.waiting import attempts
+from limpet.kernel.wording import many
 from limpet.queue.api import Notice
 from limpet.queue.bell import RING_EVERY_S, Bell
 from limpet.queue.closer import Closer
@@ -239,7 +240,9 @@ class Storage:
     def signal(self, entry: str, n: int, name: str) -> Cell[SignalRecord]:
         """A signal to a task.   Raises: Invalid for an empty, unprintable or long name."""
         if isinstance(name, str) and len(name) > SIGNAL_CHARS_MAX:
-            raise Invalid(f"the name of a signal has {len(name)} characters", hint=f"use at most {SIGNAL_CHARS_MAX}")
+            raise Invalid(
+                f"the name of a signal has {many(len(name), 'character')}", hint=f"use at most {SIGNAL_CHARS_MAX}"
+            )
         return Cell(self.store, self.keys.signal(entry, n, name), SIGNAL_CODEC, self.runtime, deletable=True)
 
     def put_first(

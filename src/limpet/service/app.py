@@ -23,6 +23,7 @@ from starlette.routing import compile_path
 
 from limpet.kernel.errors import Denied, LimpetError, Unavailable
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.wording import many
 from limpet.service.log import ServiceLog
 from limpet.service.requests import CLOSE, FAULT, EventStream, Handler, Rejected, Request, Response, T, answer_to
 from limpet.service.tokens import ANONYMOUS, Caller, Headers, Right, Tokens, header
@@ -368,7 +369,7 @@ def _length(headers: Headers) -> int | None:
 
 
 def _too_large(limit: int) -> Rejected:
-    return Rejected(413, "PayloadTooLargeException", f"the body has more than {limit} bytes", headers=[CLOSE])
+    return Rejected(413, "PayloadTooLargeException", f"the body has more than {many(limit, 'byte')}", headers=[CLOSE])
 
 
 async def _send(send: Send, admission: Admission, response: Response, *more: tuple[bytes, bytes]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 from limpet.kernel import records
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.waiting import BackgroundJob
+from limpet.kernel.wording import many
 
 USER_INFO_MAX = 2048
 _USER_INFO = re.compile(rf"//[^/?#\s'\"]{{1,{USER_INFO_MAX}}}@")
@@ -111,7 +112,7 @@ class ServiceLog:
             self._lines.clear()
             self._dropped = 0
         if dropped:
-            lines.append(self._line("warning", {"text": f"{dropped} lines of the log were dropped"}))
+            lines.append(self._line("warning", {"text": f"{many(dropped, 'line')} of the log were dropped"}))
         if lines:
             self._write("\n".join(lines) + "\n")
 

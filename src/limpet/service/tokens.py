@@ -27,6 +27,7 @@ from limpet.kernel import records
 from limpet.kernel.errors import Denied, Invalid
 from limpet.kernel.records import Name
 from limpet.kernel.runtime import Runtime
+from limpet.kernel.wording import many
 from limpet.service.client import API_TOKENS, check_secrets, parsed_secrets, secrets_of
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -204,7 +205,7 @@ class WatchedFile:
         except Invalid as error:
             self._warn(f"{error}; the previous tokens stay in force")
         else:
-            self._warn(f"{self._path} has changed: {len(self._known)} tokens are in force")
+            self._warn(f"{self._path} has changed: {many(len(self._known), 'token')} are in force")
 
     def _marked(self) -> tuple[int, ...]:
         try:

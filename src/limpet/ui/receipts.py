@@ -17,6 +17,7 @@ from limpet.app.overview import CappedStore
 from limpet.kernel.errors import LimpetError
 from limpet.kernel.keys import Key, QueueKeys, is_batch, name_of_receipt
 from limpet.kernel.store.api import Stat, Version
+from limpet.kernel.wording import many
 from limpet.queue.decide import payload_in
 from limpet.queue.entry import Receipt
 from limpet.queue.inspect import Inspection, duration_facts, kind_of, took_of
@@ -42,7 +43,7 @@ PAYLOAD_CHARS_MAX = 1000
 def cut(text: object, most: int = ERROR_CHARS_MAX) -> str:
     """A text of bounded length; None is empty."""
     found = "" if text is None else str(text)
-    return found if len(found) <= most else f"{found[:most]}… ({len(found):,} characters)"
+    return found if len(found) <= most else f"{found[:most]}… ({many(len(found), 'character')})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from limpet.kernel.runtime import Flag, Runtime, system
 from limpet.kernel.store import MeteredStore, ScopedStore
 from limpet.kernel.user_code import UserCall, one_line
 from limpet.kernel.waiting import ticks
+from limpet.kernel.wording import an
 from limpet.queue import BucketQueue
 from limpet.queue.queue import pending_in
 from limpet.worker.protocol import (
@@ -333,7 +334,7 @@ def _with_handler(order: WorkerOrder, handler: str) -> list[TaskFunction[..., An
         raise Invalid("no queue was named", hint="limpet work QUEUE --handler pkg.mod:function --url URL")
     found = _resolve(handler)
     if not callable(found):
-        raise Invalid(f"{handler} is a {type(found).__name__}, which cannot be called", hint="name a function")
+        raise Invalid(f"{handler} is {an(type(found).__name__)}, which cannot be called", hint="name a function")
     fleet = open(order.url, create=False)
     fleet.check()
     if isinstance(found, TaskFunction):
@@ -354,7 +355,7 @@ def _of_module(order: WorkerOrder) -> list[TaskFunction[..., Any]]:
             tasks = [found]
         case _:
             raise Invalid(
-                f"{order.target} is a {type(found).__name__}, neither a fleet nor a task",
+                f"{order.target} is {an(type(found).__name__)}, neither a fleet nor a task",
                 hint="name what limpet.open() or @fleet.task() gave; or a queue, with --handler",
             )
     if not tasks:

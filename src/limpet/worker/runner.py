@@ -16,6 +16,7 @@ from inspect import isawaitable
 from typing import Any
 
 from limpet.events import EventSink, task_run
+from limpet.kernel.answers import AnswersNames
 from limpet.kernel.cell import Fence
 from limpet.kernel.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.kernel.runtime import Flag, Runtime
@@ -94,7 +95,7 @@ class WorkerReport:
         return TaskCounts(**counts, in_flight=in_flight, rate_per_s=rate_per_s)
 
 
-class RunningTask:
+class RunningTask(AnswersNames):
     """The running task as its handler sees it."""
 
     __slots__ = ("_say", "_steps", "_task", "attempt", "queue")

@@ -10,6 +10,7 @@ from limpet.kernel.errors import Invalid, LimpetError
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.user_code import code_version
 from limpet.kernel.waiting import backoff_s, ticks
+from limpet.kernel.wording import many
 from limpet.queue.api import Claim, Queue
 from limpet.queue.look import FIRST_S, IDLE_S, MEAN_PART, LookSchedule
 from limpet.queue.queue import BucketQueue
@@ -498,8 +499,8 @@ def _left(reasons: Sequence[str]) -> str:
     often = Counter(reasons).most_common()
     named = "; ".join(f"{reason} ({count})" if count > 1 else reason for reason, count in often[:REASONS_NAMED])
     more = "; and others" if len(often) > REASONS_NAMED else ""
-    tasks, them = ("1 task is", "it") if len(reasons) == 1 else (f"{len(reasons)} tasks are", "them")
-    return f"{tasks} suspended, and nothing here wakes {them}: {named}{more}"
+    tasks = many(len(reasons), "task is", "tasks are")
+    return f"{tasks} suspended, and nothing here wakes {'it' if len(reasons) == 1 else 'them'}: {named}{more}"
 
 
 def _text(error: LimpetError) -> str:

@@ -26,6 +26,7 @@ from limpet.catalog.entries import Draft, draft_registered
 from limpet.catalog.names import Content, NoSuchTable, NoSuchView
 from limpet.catalog.warehouse import Document, Warehouse
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unavailable, Unsupported
+from limpet.kernel.wording import many
 
 NAMESPACES_MAX = 1_000_000
 LEVELS_MAX = 32
@@ -214,7 +215,7 @@ class BoundedRestCatalog(RestCatalog):
         page = (options.get("params") or {}).get("pageToken")
         if page is not None:
             if page in self._pages or len(self._pages) == PAGES_MAX:
-                raise ValueError(f"its pages do not end: {page!r:.60} after {len(self._pages)} pages")
+                raise ValueError(f"its pages do not end: {page!r:.60} after {many(len(self._pages), 'page')}")
             self._pages.add(page)
         elif method == "GET":  # a token is asked for in the middle of a listing
             self._pages, self._listed = set(), 0

@@ -21,6 +21,7 @@ from limpet.catalog.iceberg.avro import UNREADABLE, AvroBudget, entries_in, mani
 from limpet.catalog.iceberg.deletes import DeleteIndex, rows_deleted_by
 from limpet.catalog.iceberg.models import Fetch, FetchedFiles, Input, table_of
 from limpet.kernel.errors import Corrupt, Unsupported
+from limpet.kernel.wording import many
 
 
 class TableReader:
@@ -103,4 +104,4 @@ def numbered(scan: ArrowScan, data: DataFile) -> Iterator[tuple[Any, Any]]:
         yield pa.array(range(at, at + batch.num_rows), pa.int64()), batch
         at += batch.num_rows
     if at != data.record_count:
-        raise ValueError(f"a data file has {at} rows, not {data.record_count}")
+        raise ValueError(f"a data file has {many(at, 'row')}, not {data.record_count}")

@@ -16,6 +16,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import an
 
 Json = dict[str, Any]
 
@@ -291,7 +292,7 @@ def _check_default(type_: Any, value: Any, what: str, depth: int) -> None:
                         _check_default(type_.get(inner), each, what, depth + 1)
             return
     if kind not in _DEFAULTS or not _DEFAULTS[kind](value):
-        raise Invalid(f"{what} is {value!r:.40}, which is not a {type_ if isinstance(type_, str) else kind}")
+        raise Invalid(f"{what} is {value!r:.40}, which is not {an(type_ if isinstance(type_, str) else str(kind))}")
 
 
 def _is_whole(value: Any, bits: int) -> bool:

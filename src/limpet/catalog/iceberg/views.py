@@ -28,6 +28,7 @@ from limpet.catalog.names import CommitFailed
 from limpet.catalog.warehouse import Document, Json, property_texts
 from limpet.kernel import records
 from limpet.kernel.errors import Corrupt, Invalid
+from limpet.kernel.wording import many
 
 HISTORY = "version.history.num-entries"
 HISTORY_MAX = 10
@@ -94,7 +95,7 @@ def registered(given: Json) -> Json:
     for schema in given["schemas"]:
         columns_of(schema)
     if len(given["versions"]) > UPDATES_MAX:
-        raise Invalid(f"the view has {len(given['versions'])} versions; at most {UPDATES_MAX} are taken")
+        raise Invalid(f"the view has {many(len(given['versions']), 'version')}; at most {UPDATES_MAX} are taken")
     schemas = [{"schema-id": 0, **schema} for schema in given["schemas"]]
     versions = [{"version-id": 1, **_dated(version, 0)} for version in given["versions"]]
     view = {**given, "schemas": schemas, "versions": versions}

@@ -9,6 +9,7 @@ __all__ = ["app"]
 
 app = group(
     "index",
+    "Records",
     records.create,
     records.ls,
     records.schema,
@@ -17,8 +18,10 @@ app = group(
     records.get,
     records.delete,
     records.sql,
+    "Files",
     records.import_,
     records.export,
+    "Keep",
     maintain.compile,
     maintain.publish,
     maintain.verify,

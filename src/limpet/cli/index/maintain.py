@@ -14,7 +14,6 @@ from limpet.cli import (
     answer,
     clean,
     console,
-    many,
     print_dated,
     print_json,
     requests_text,
@@ -28,6 +27,7 @@ from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, du
 from limpet.cli.parse import Argument, Exit, Option
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import IndexKeys
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -41,7 +41,9 @@ COUNTS = ("folded", "packed", "rested", "held", "conflicts", "objects", "records
 
 
 def compile(
-    index: Annotated[list[str] | None, Argument(metavar="INDEX", help="The indexes; without one, all of them.")] = None,
+    index: Annotated[
+        list[str] | None, Argument(metavar="INDEX", help="The indexes; without one, all of them.", names="index")
+    ] = None,
     full: Annotated[bool, Option(help="Fold all waiting records, even where few of them wait.")] = False,
     watch: Annotated[bool, Option(help="Repeat until SIGTERM or Ctrl-C.")] = False,
     every: Annotated[

@@ -18,13 +18,14 @@ import limpet
 from limpet.cli import EXIT_FAILED, say
 from limpet.cli.parse import Argument, Exit, Option
 from limpet.kernel.errors import Invalid, Unavailable, Unsupported
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.index import Index
     from limpet.index.codec import Field, Schema
     from limpet.index.reader import DamagedShard, OnDamage
 
-IndexArgument = Annotated[str, Argument(metavar="INDEX", help="The index's name.")]
+IndexArgument = Annotated[str, Argument(metavar="INDEX", help="The index's name.", names="index")]
 KeysArgument = Annotated[list[str], Argument(metavar="KEY", help="Keys of records.")]
 
 SkipDamagedOption = Annotated[
@@ -54,7 +55,7 @@ def skipping(skip_damaged: bool) -> Iterator[OnDamage | None]:
 
     yield report if skip_damaged else None
     if count:
-        shards = "1 damaged shard was" if count == 1 else f"{count} damaged shards were"
+        shards = many(count, "damaged shard was", "damaged shards were")
         say(f"limpet: {shards} left out: the output is incomplete", err=True)
         say("hint: restore them from a backup, or `limpet index verify --accept-loss`", err=True)
         raise Exit(EXIT_FAILED)

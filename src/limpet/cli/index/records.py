@@ -18,7 +18,6 @@ from limpet.cli import (
     ago,
     answer,
     clean,
-    many,
     now_of,
     print_json,
     progress_bar,
@@ -53,6 +52,7 @@ from limpet.cli.sql import (
     print_answer,
 )
 from limpet.kernel.errors import Invalid, LimpetError, Missing
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -115,7 +115,7 @@ def create(
         said = f"{index!r} was there, and has new columns now"
     else:
         said = f"{index!r} was there already; nothing was changed"
-    say(f"{said}: {16**manifest.depth:,} shards, key {manifest.key!r}, columns {names}")
+    say(f"{said}: {many(16**manifest.depth, 'shard')}, key {manifest.key!r}, columns {names}")
 
 
 def ls(url: UrlOption = None, json: JsonOption = False) -> None:
@@ -207,7 +207,7 @@ def schema(
     for field in manifest.schema.columns:
         notes = "key" if field.name == manifest.key else "" if field.required else "may be null"
         columns.add_row(clean(field.name), field.type, "stamped" if field.name == "updated_at" else notes)
-    version = f"schema version {manifest.schema_version}, {16**manifest.depth:,} shards"
+    version = f"schema version {manifest.schema_version}, {many(16**manifest.depth, 'shard')}"
     show(f"[bold]{clean(index)}[/bold]  {version}", columns)
     if add:
         say("")
@@ -251,7 +251,7 @@ def stats(index: IndexArgument, url: UrlOption = None, json: JsonOption = False)
     largest = f", the largest {size_text(found.largest.bytes)} ({found.largest.id})" if found.largest else ""
     rows = {
         "records": f"{records} in the shards",
-        "size": f"{size_text(found.bytes)} in {found.shards:,} shards{largest}",
+        "size": f"{size_text(found.bytes)} in {many(found.shards, 'shard')}{largest}",
         "waiting": f"{_waits(found.singles, 'single')}, {_waits(found.packs, 'pack')}",
         "oldest": f"{ago(age_s)} ago" if age_s is not None else "nothing waits",
         "compiled": f"last {when(found.compiled_at)}" if found.compiled_at else "never",

@@ -15,6 +15,7 @@ from limpet.index.codec import LINE_BYTES_MAX, UPDATED_AT, Columns, Field, Schem
 from limpet.index.values import INTEGER_END, JSON_KINDS, NULL, READERS, SEPARATOR, Kind, all_in_utc, shown, stamp_time
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid
+from limpet.kernel.wording import many
 
 SAMPLE_ROWS = 1000
 BOM = b"\xef\xbb\xbf"
@@ -267,7 +268,7 @@ def matched(names: Sequence[str], schema: Schema, *, what: str) -> dict[str, Fie
 
 def wrong_width(expected: int, got: int, *, hint: str | None = None) -> Invalid:
     """The error for a record with too many or too few fields."""
-    return Invalid(f"expected {expected} field{'' if expected == 1 else 's'}, got {got}", hint=hint)
+    return Invalid(f"expected {many(expected, 'field')}, got {got}", hint=hint)
 
 
 def in_field(name: str, error: Invalid) -> Invalid:

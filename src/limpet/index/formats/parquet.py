@@ -29,6 +29,7 @@ from limpet.index.formats.api import (
 from limpet.index.values import JSON_KINDS, KINDS, Kind
 from limpet.kernel import records
 from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.wording import many
 
 GROUP_ROWS = 100_000
 BATCH_ROWS = 1024
@@ -67,7 +68,7 @@ def _check_bounds(metadata: Any) -> None:
     """Check that the file can be decompressed in pieces.   Raises: Invalid."""
     if metadata.num_columns > FIELDS_MAX or metadata.num_columns * metadata.num_row_groups > CHUNKS_MAX:
         raise Invalid(
-            f"it has {metadata.num_columns} columns in {metadata.num_row_groups} row groups: that is too many"
+            f"it has {many(metadata.num_columns, 'column')} in {many(metadata.num_row_groups, 'row group')}: too many"
         )
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -78,8 +79,9 @@ def _check_bounds(metadata: Any) -> None:
                 is_nested and column.num_values > NESTED_VALUES_MAX
             ) or column.total_uncompressed_size > COLUMN_BYTES_MAX:
                 raise Invalid(
-                    f"column {column.path_in_schema!r} has {column.num_values} values of together "
-                    f"{column.total_uncompressed_size} bytes in row group {number + 1}: that is too much at once",
+                    f"column {column.path_in_schema!r} has {many(column.num_values, 'value')} of together "
+                    f"{many(column.total_uncompressed_size, 'byte')} in row group {number + 1}: "
+                    "that is too much at once",
                     hint="write it with smaller row groups",
                 )
 
@@ -231,7 +233,9 @@ def _python(column: Any) -> list[Any]:
 def _of_dictionary(column: Any) -> list[Any]:
     """The values of a dictionary-encoded column; equal values share a Python object."""
     values = [
-        _Unreadable(f"it has more than {LINE_BYTES_MAX} bytes") if size is not None and size > LINE_BYTES_MAX else value
+        _Unreadable(f"it has more than {LINE_BYTES_MAX:,} bytes")
+        if size is not None and size > LINE_BYTES_MAX
+        else value
         for size, value in zip(
             _arrow().compute.binary_length(column.dictionary).to_pylist(), column.dictionary.to_pylist(), strict=True
         )

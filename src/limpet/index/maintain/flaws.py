@@ -18,6 +18,7 @@ from limpet.kernel.errors import Corrupt, Invalid
 from limpet.kernel.keys import IndexKeys, Key
 from limpet.kernel.store.api import Match, Version
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.wording import many
 
 Role = Literal["adopted", "described", "lock", "pack", "plain", "quarantined", "shard", "single", "unknown"]
 _SHARD = re.compile("[0-9a-f]{1,4}")
@@ -136,7 +137,7 @@ def _check_values(found: Inspected, lines: list[bytes], schema: Schema) -> None:
             first = first or wrong
             bad += 1
     if bad:
-        found.flaws.append(Flaw("bad_value", first + (f"; and {bad - 1} lines more" if bad > 1 else "")))
+        found.flaws.append(Flaw("bad_value", first + (f"; and {many(bad - 1, 'line')} more" if bad > 1 else "")))
 
 
 def _wrong_value(line: bytes, schema: Schema, *, where: str) -> str | None:
@@ -166,7 +167,7 @@ def _check_places(found: Inspected, lines: list[bytes], schema: Schema, depth: i
             found.flaws.append(Flaw("misplaced", f"has records of other shards: line {number} belongs to {belongs}"))
     found.keys = len(set(keys))
     if found.keys < len(keys):
-        found.flaws.append(Flaw("duplicate", f"has {len(keys)} records of {found.keys} keys"))
+        found.flaws.append(Flaw("duplicate", f"has {many(len(keys), 'record')} of {many(found.keys, 'key')}"))
     out = next((number for number, (a, b) in enumerate(pairwise(places), 2) if a > b), None)
     if out is not None:
         found.flaws.append(Flaw("order", f"is out of order at line {out}"))
@@ -176,7 +177,7 @@ def misnamed(keys: IndexKeys, key: Key, shard: str, found: Inspected, schema: Sc
     """How the name of a single contradicts its content, if it does; readers look it up by name."""
     lines = [*found.own, *found.others]
     if len(lines) != 1:
-        return Flaw("misnamed", f"is a single, and has {len(lines)} records")
+        return Flaw("misnamed", f"is a single, and has {many(len(lines), 'record')}")
     [line] = lines
     text = keys_of([line], schema.shape)[0].decode()
     id_ = key.rpartition("/")[2].partition("-")[2].removesuffix(".usv")

@@ -25,6 +25,7 @@ from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missin
 from limpet.kernel.keys import Key, encoded
 from limpet.kernel.store.api import Absent, Stat, Version
 from limpet.kernel.store.sources import BadFile, FileSource, Folders, StoreSource, bad_file, shown
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.index.index import Layout
@@ -331,7 +332,7 @@ class _ExistingFiles:
         found = rows(data, self._schema)
         is_shard = name.startswith(f"{SHARDS}/")
         if not is_shard and len(found) != 1:
-            what = f"it has {len(found)} records; the file of a key has one" if found else "it is empty"
+            what = f"it has {many(len(found), 'record')}; the file of a key has one" if found else "it is empty"
             raise Invalid(what, hint="")
         lines: list[bytes] = []
         latest = self._stamps.latest()
@@ -388,7 +389,9 @@ def values_of(fields: Sequence[str], schema: Schema, *, where: str) -> dict[str,
     columns = schema.columns
     if len(fields) > len(columns):
         names = ", ".join(field.name for field in columns)
-        raise Invalid(f"{where} has {len(fields)} fields, and the index has {len(columns)}", hint=f"they are {names}")
+        raise Invalid(
+            f"{where} has {many(len(fields), 'field')}, and the index has {len(columns)}", hint=f"they are {names}"
+        )
     values: dict[str, Any] = {}
     for column, text in zip(columns, fields, strict=False):
         try:

@@ -15,6 +15,7 @@ from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, Outcom
 from limpet.kernel.keys import Key
 from limpet.kernel.store.api import Absent, Match, Version
 from limpet.kernel.store.outcome import put_bytes
+from limpet.kernel.wording import many
 
 _ORDER = ("shard", "single", "pack", "described")
 
@@ -74,7 +75,7 @@ class Repairs:
         kept = newest(good_lines(data, self._schema, self._manifest.depth, shard), self._schema.shape)
         left = packed(kept, self._schema.shape)
         lost = max(known.records - len(kept), 0) if known else None
-        summary = f"{len(kept)} records are kept, {'an unknown number' if lost is None else lost} are lost"
+        summary = f"{many(len(kept), 'record')} kept, {'an unknown number' if lost is None else lost} lost"
         keep(self._storage, shard, key, data if left != data else b"", f"{reason}; the loss was accepted: {summary}")
         if left != data or blob is None:
             self._swap(shard, left, blob.version if blob else None, len(kept))

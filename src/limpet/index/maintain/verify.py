@@ -31,6 +31,7 @@ from limpet.index.storage import COUNTED_DEPTH_MAX, SHARD_BYTES_MAX, WAITING_BYT
 from limpet.kernel.errors import Conflict, Corrupt, Missing, OutcomeUnknown
 from limpet.kernel.keys import Key, is_key
 from limpet.kernel.store.api import Blob
+from limpet.kernel.wording import many
 
 
 def verify(whole: WholeIndex, *, repair: bool = False, accept_loss: bool = False) -> VerifyReport:
@@ -89,7 +90,7 @@ class _Verifier:
                     what = f"belongs to an index of depth {len(place.shard)}, not {self._manifest.depth}"
                     self._add("stray", stat.key, what)
                 elif stat.size > size_max:
-                    what = f"has {stat.size} bytes, more than the {size_max} that it may have"
+                    what = f"has {many(stat.size, 'byte')}, more than the {size_max:,} that it may have"
                     self._add("too_large", stat.key, what)
                     seen |= {place.shard} if place.role == "shard" else set()
                 else:
@@ -185,7 +186,7 @@ class _Verifier:
             known = self._current().count(shard)
         if known is not None and found.keys < known.records:
             missing = known.records - found.keys
-            self._add("lost", key, f"has {found.keys} records, and had {known.records} before: {missing} are lost")
+            self._add("lost", key, f"has {many(found.keys, 'record')}, and had {known.records} before: {missing} lost")
         elif not found.flaws:
             count = Count(found.keys, len(blob.data), sum_of(blob.data))
             if (
@@ -236,13 +237,14 @@ class _Verifier:
             behind = self._behind(now)
             if behind:
                 recorded, there = now.count(behind[0]), self._folds[behind[0]].count
-                more = f"; and {len(behind) - 1} shards more" if len(behind) > 1 else ""
+                more = f"; and {many(len(behind) - 1, 'shard')} more" if len(behind) > 1 else ""
                 assert recorded is not None
                 self._add(
                     "behind",
                     key,
-                    f"says {recorded.records} records and {recorded.size} bytes of shard {behind[0]}, which has "
-                    f"{there.records} and {there.size}{'' if recorded.sum else ' (no digest is recorded)'}{more}",
+                    f"says {many(recorded.records, 'record')} and {many(recorded.size, 'byte')} of shard {behind[0]}, "
+                    f"which has {there.records} and {there.size}"
+                    f"{'' if recorded.sum else ' (no digest is recorded)'}{more}",
                 )
 
     def _behind(self, manifest: Manifest) -> list[str]:
@@ -255,7 +257,8 @@ def _wrong_counts(manifest: Manifest) -> str | None:
     """Why the counts are inconsistent; None if they are not."""
     length = 16**manifest.depth if manifest.depth <= COUNTED_DEPTH_MAX else 0
     if len(manifest.records) != length or len(manifest.sizes) != length:
-        return f"has {len(manifest.records)} counts and {len(manifest.sizes)} sizes; there are {length} shards to count"
+        counts = many(len(manifest.records), "count")
+        return f"has {counts} and {many(len(manifest.sizes), 'size')}, and not those of {many(length, 'shard')}"
     if any(number < 0 for number in (*manifest.records, *manifest.sizes)):
         return "has a count below zero"
     return None

@@ -20,6 +20,7 @@ from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Absent, Blob, Match, Store, Version
 from limpet.kernel.store.outcome import Verdict, put_resolved
 from limpet.kernel.waiting import CONTENDED_TRIES_MAX, attempts
+from limpet.kernel.wording import an, many
 
 __all__ = [
     "PLAIN",
@@ -307,7 +308,7 @@ class Cell(Generic[T]):
                     seen = now  # it was just read, so swap on it at once
                 case Lost():
                     took_s = self._runtime.elapsed_s() - sent_s
-        raise Conflict(f"{self._key} was swapped by others {tries} times in a row", hint="write it less often")
+        raise Conflict(f"{self._key} was swapped by others {many(tries, 'time')} in a row", hint="write it less often")
 
     def _unknown(self) -> OutcomeUnknown:
         why = "the object that was read back does not show it"
@@ -317,13 +318,13 @@ class Cell(Generic[T]):
         codec = self._codec
         struct = value if codec.to_struct is None else codec.to_struct(value)
         if type(struct) is not codec.kind:
-            raise TypeError(f"a {type(struct).__name__} is not a {codec.kind.__name__}")
+            raise TypeError(f"{an(type(struct).__name__)} is not {an(codec.kind.__name__)}")
         if codec.schema_of is not None:
             header = msgspec.structs.replace(header, schema=codec.schema_of(value))
         fields = records.encode(struct)  # in braces, as the header
         data = records.encode(header) if fields == b"{}" else records.encode(header)[:-1] + b"," + fields[1:]
         if len(data) > records.RECORD_BYTES_MAX:
-            what = f"the value of {self._key} takes {len(data)} bytes; a cell holds {records.RECORD_BYTES_MAX}"
+            what = f"the value of {self._key} takes {many(len(data), 'byte')}; a cell holds {records.RECORD_BYTES_MAX}"
             raise Invalid(what, hint="keep large data in a separate object, and its name in the cell")
         return data
 

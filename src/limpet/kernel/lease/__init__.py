@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
 
+from limpet.kernel.answers import answers_options
 from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Versioned, Won, struct_codec
 from limpet.kernel.errors import Corrupt, Held, Invalid, LeaseLost, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import LOCKS, Key, lock_key
@@ -424,6 +425,7 @@ class Lock:
         outcome = self._try()
         return outcome.held if isinstance(outcome, _Waiting) else outcome
 
+    @answers_options
     def acquire(self, wait_s: float | None = None) -> Lease:
         """Take the lock, waiting up to `wait_s` seconds for its holder (None: for ever). The caller renews it.
 
@@ -453,6 +455,7 @@ class Lock:
         raise AssertionError
 
     @contextmanager
+    @answers_options
     def hold(
         self, wait_s: float | None = None, *, stall_s: float | None = None, on_lost: Callable[[], None] | None = None
     ) -> Iterator[Lease]:

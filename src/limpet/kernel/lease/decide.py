@@ -69,8 +69,9 @@ class Wait:
 
 def check_ttl(ttl_s: float) -> float:
     """`ttl_s`, if it is in the allowed range.   Raises: Invalid."""
-    if not TTL_MIN_S <= ttl_s <= TTL_MAX_S:
-        raise Invalid(f"ttl_s must be between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds, not {ttl_s:g}")
+    if not isinstance(ttl_s, int | float) or not TTL_MIN_S <= ttl_s <= TTL_MAX_S:
+        said = f"{ttl_s:g}" if isinstance(ttl_s, int | float) else repr(ttl_s)
+        raise Invalid(f"ttl_s must be between {TTL_MIN_S:g} and {TTL_MAX_S:g} seconds, not {said}")
     return float(ttl_s)
 
 

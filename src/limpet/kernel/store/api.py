@@ -13,6 +13,7 @@ from limpet.kernel.errors import Conflict, Corrupt, LimpetError, Missing, NotMod
 from limpet.kernel.keys import Key, clock_key
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import FAN_OUT_MAX, Runtime
+from limpet.kernel.wording import many
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -336,7 +337,7 @@ def check_put(key: Key, version: Version | None, when: When) -> None:
 def check_size(key: Key, size: int, size_max: int | None) -> None:
     """Refuse an object that is larger than its reader allows.   Raises: Corrupt."""
     if size_max is not None and size > size_max:
-        raise Corrupt(f"{key} has {size} bytes, more than the {size_max} that it may have")
+        raise Corrupt(f"{key} has {many(size, 'byte')}, more than the {size_max:,} that it may have")
 
 
 def batched(

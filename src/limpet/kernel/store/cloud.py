@@ -41,6 +41,7 @@ from limpet.kernel.store import s3_list
 from limpet.kernel.store.api import Absent, Always, Blob, Match, Stat, Store, Version, When, check_size
 from limpet.kernel.store.credentials import Place, boto3_session, locate
 from limpet.kernel.store.listing import ListedPage, in_key_order, inside, key_between
+from limpet.kernel.wording import many
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ class CloudStore(Store):
         data = bytes(result.bytes())
         start, stop = result.range
         if len(data) != stop - start:  # F23
-            raise Unavailable(f"get {key}: the server sent {len(data)} of {stop - start} bytes")
+            raise Unavailable(f"get {key}: the server sent {len(data)} of {many(stop - start, 'byte')}")
         stat = self._stat(result.meta)
         return Blob(data, stat.version, stat.modified, stat.size)
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from limpet.kernel.errors import Invalid, Unsupported
 from limpet.kernel.keys import check_prefix
+from limpet.kernel.wording import an
 
 QUERY = {"s3": ("endpoint", "region"), "gs": (), "az": ("endpoint", "account")}
 
@@ -100,7 +101,7 @@ def _query(scheme: str, query: str) -> dict[str, str]:
     for name, value in chosen.items():
         if name not in QUERY[scheme] or not value:
             allowed = ", ".join(QUERY[scheme]) or "nothing"
-            raise Invalid(f"{name}={value} in a {scheme}:// URL means nothing", hint=f"allowed after '?': {allowed}")
+            raise Invalid(f"{name}={value} in {an(scheme)}:// URL means nothing", hint=f"allowed after '?': {allowed}")
     if "account" in chosen:
         chosen["account_name"] = chosen.pop("account")
     return chosen

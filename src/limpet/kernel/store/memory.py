@@ -10,6 +10,7 @@ from limpet.kernel.keys import Key, check, check_prefix
 from limpet.kernel.records import RECORD_BYTES_MAX
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Always, Blob, Stat, Store, Version, When, check_put, check_read, check_size
+from limpet.kernel.wording import many
 
 
 class MemoryStore(Store):
@@ -107,5 +108,5 @@ def clip(key: Key, range: tuple[int, int], size: int) -> slice:
     if not 0 <= start < stop:
         raise Invalid(f"the range {start}..{stop} of {key} is not a range", hint="give 0 <= start < stop")
     if start >= size:
-        raise Invalid(f"the range {start}..{stop} starts past the end of {key}, which has {size} bytes")
+        raise Invalid(f"the range {start}..{stop} starts past the end of {key}, which has {many(size, 'byte')}")
     return slice(start, min(stop, size))

@@ -12,6 +12,7 @@ from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, Missing, Un
 from limpet.kernel.keys import Key, check, check_path, check_prefix, is_own_path
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
+from limpet.kernel.wording import many
 
 T = TypeVar("T")
 
@@ -119,7 +120,7 @@ class MeteredStore(WrappedStore):
             spent = self._spent
             if self.budget is not None and spent.total() >= self.budget:
                 raise Denied(
-                    f"the budget of {self.budget} requests for this process is spent; this {verb} was not sent",
+                    f"the budget of {many(self.budget, 'request')} for this process is spent; this {verb} was not sent",
                     hint="look for a loop that runs away; if it needs more, raise LIMPET_REQUEST_BUDGET (or budget=)",
                 )
             spent.requests[verb] = spent.requests.get(verb, 0) + 1

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote_plus
 
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.waiting import attempts
+from limpet.kernel.wording import many
 
 PAGE_BYTES_MAX = 8 << 20
 """Twice the size of 1,000 keys of 1,024 bytes, with each byte written as %XX."""
@@ -99,7 +100,7 @@ def _body(answer: Any, runtime: Runtime) -> bytes:
         if runtime.elapsed_s() > until:
             raise TimeoutError(f"the answer was not complete after {PAGE_S:.0f} s")
     if answer.length:
-        raise OSError(f"the answer ended {answer.length} bytes too early")
+        raise OSError(f"the answer ended {many(answer.length, 'byte')} too early")
     return bytes(data)
 
 

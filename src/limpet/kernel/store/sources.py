@@ -150,7 +150,7 @@ class FolderSource:
     def files(self, note_other: NoteOther | None = None) -> Iterator[Stat]:
         """Raises: Denied, also for a link in the place of a folder to be read."""
         if not self._path.is_dir():
-            raise Missing(f"there is no folder {self._path}")
+            raise Missing(f"there is no folder {self._path}", hint="check the path")
         yield from self._below("", note_other)
 
     def _below(self, folder: str, note_other: NoteOther | None) -> Iterator[Stat]:

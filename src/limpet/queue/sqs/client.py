@@ -30,6 +30,7 @@ from limpet.kernel.keys import RETRY_MARK
 from limpet.kernel.records import Count, Instant, Name, Text
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.waiting import SENDS_MAX, attempts
+from limpet.kernel.wording import many
 from limpet.queue.decide import TRACEBACK_CHARS_MAX, clean_text
 
 BATCH_MAX = 10
@@ -325,7 +326,7 @@ def _partly(what: str, failures: Sequence[tuple[list[int], LimpetError]], *, sen
     worst = next((error for error in errors if isinstance(error, OutcomeUnknown)), errors[0])
     fate = "may not have been" if isinstance(worst, OutcomeUnknown) else "were not"
     places = _spans([n for lost, _ in failures for n in lost] + [*range(sent, of)])
-    return type(worst)(f"{what}: of {of} tasks, number {places} {fate} pushed: {worst}", hint=worst.hint)
+    return type(worst)(f"{what}: of {many(of, 'task')}, number {places} {fate} pushed: {worst}", hint=worst.hint)
 
 
 def _spans(places: Sequence[int]) -> str:
@@ -452,7 +453,7 @@ def task_text(task: TaskMessage) -> str:
     size, most = len(text.encode()), BODY_BYTES_MAX - ROOM_BYTES
     if size > most:
         raise Invalid(
-            f"the task takes {size} bytes; on SQS it may take {most}",
+            f"the task takes {many(size, 'byte')}; on SQS it may take {most}",
             hint="put the data into a separate object, and its name into the task",
         )
     return text
@@ -493,9 +494,8 @@ def failed_text(failed: FailedDelivery, runtime: Runtime) -> str:
             return text
     while record.body and not _fits(text):
         record = msgspec.structs.replace(record, body=record.body[: len(record.body) // 2])
-        why = (
-            f"{shortest.error} (only the first {len(record.body or '')} of its {len(message.body)} characters are kept)"
-        )
+        most = f"the first {len(record.body or '')} of its {many(len(message.body), 'character')}"
+        why = f"{shortest.error} (only {most} are kept)"
         text = _as_text(records.encode(msgspec.structs.replace(shortest, body=record.body, error=why)))
     return text  # a task beyond our limit came from a queue that takes such: nothing of it is cut
 

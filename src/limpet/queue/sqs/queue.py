@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from limpet.kernel import records
+from limpet.kernel.answers import AnswersNames, answers_options
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
@@ -107,7 +108,7 @@ def names_of(client: SqsClient, prefix: str = "") -> list[str]:
     return sorted(name for name in found if _NAME.fullmatch(name) and not name.endswith(FAILED))
 
 
-class SqsQueue:
+class SqsQueue(AnswersNames):
     """Tasks on SQS: at least once. Safe to share between threads. See `Queue` for the promises.
 
     `receive` is how many messages a claim takes at once, up to ten. More make short tasks cheaper, but SQS counts an
@@ -159,6 +160,7 @@ class SqsQueue:
         """How long a message is hidden at a time: SQS counts whole seconds."""
         return math.ceil(self.policy.ttl_s)
 
+    @answers_options
     def push(self, payload: Any, *, id: str | int | None = None, delay_s: float = 0.0) -> Pushed:
         """Raises: Unsupported for an id; Invalid for more than 252 KiB or a delay over 15 minutes; Unavailable (push
         again); OutcomeUnknown (it may be there; pushing again may make two of it).
@@ -343,6 +345,7 @@ class SqsQueue:
         where: str | None = None,
         since_s: float | None = None,
         from_scratch: bool = False,
+        dry_run: bool = False,
     ) -> list[str]:
         """The new task is there before the failed one goes.
 
@@ -353,8 +356,8 @@ class SqsQueue:
         Crash: a task may be in both queues; another retry makes a second one of it.
         """
         if (id is None) is not all:
-            raise Invalid("say which task to retry, or all=True")
-        if where is not None or since_s is not None:
+            raise Invalid("retry wants the id of one task, or all=True", hint="one of the two")
+        if where is not None or since_s is not None or dry_run:
             self.refuse("peek")
         self._main()
         self._failed(create=True)

@@ -17,6 +17,7 @@ from limpet.kernel.errors import Corrupt, Invalid, Unsupported
 from limpet.kernel.keys import LOG_MAX, QueueKeys, QueuePlace, batch_of, queue_place, segment
 from limpet.kernel.lease.decide import TTL_MAX_S
 from limpet.kernel.records import Count, Digest, Instant, Name, Seconds
+from limpet.kernel.wording import many
 from limpet.queue.entry import ENTRY_BYTES_MAX, Receipt
 
 SCHEMA = 1
@@ -213,7 +214,7 @@ def read_header(data: bytes, *, what: str) -> LogHeader:
     if hashlib.sha256(body).hexdigest() != header.sha256:
         raise Corrupt(f"{what} does not match its digest")  # F23: cut short, or changed by another program
     if body.count(b"\n") + bool(body) != header.count:
-        raise Corrupt(f"{what} does not have the {header.count} lines that its header states")
+        raise Corrupt(f"{what} does not have the {many(header.count, 'line')} that its header states")
     return header
 
 

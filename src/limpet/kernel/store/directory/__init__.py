@@ -27,6 +27,7 @@ from limpet.kernel.store.directory.files import Files, FileStat, OsFiles, WalkFi
 from limpet.kernel.store.directory.folders import FOLDER, INNER_FOLDER, Folders
 from limpet.kernel.store.directory.writer import FileClock, FileWriter, version_of
 from limpet.kernel.store.memory import clip
+from limpet.kernel.wording import many
 
 __all__ = ["DirectoryStore", "FileStat", "Files", "OsFiles", "WalkFiles"]
 
@@ -255,7 +256,7 @@ class DirectoryStore(Store):
             more = self._files.pread(fd, stop - start - len(data), start + len(data))
             if not more:
                 # F23: Limpet never changes files in place, so another program has truncated this one.
-                raise Corrupt(f"{key} ends after {start + len(data)} bytes, before byte {stop}")
+                raise Corrupt(f"{key} ends after {many(start + len(data), 'byte')}, before byte {stop}")
             data += more
         return data
 
