@@ -45,7 +45,6 @@ BRIEF_CHARS_MAX = 200
 BRIEF_REASON_CHARS = 60
 NOTE_BYTES = 120
 ENTRY_BYTES = 8
-MICROSECOND_S = 1e-6
 """The number of a task beside its part of a list, in JSON."""
 ABANDONED = "its worker died, or lost the store for longer than its claim lasted"
 
@@ -140,12 +139,17 @@ def first_done(record: EntryLease) -> list[int]:
 
 
 def waits_left(record: EntryLease, *, modified: datetime, now: datetime) -> dict[int, float]:
-    """The waits of tasks that are not due yet, counted from now on.
-
-    Times are whole microseconds, and `claimable` compares times: a wait that ends within one is over for it, too.
-    """
+    """The waits of tasks that are not due yet, counted from now on."""
     since_s = (now - modified).total_seconds()
-    return {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s - since_s > MICROSECOND_S}
+    return {n: wait_s - since_s for n, wait_s in record.waits.items() if whole_us(wait_s - since_s) > 0}
+
+
+def whole_us(seconds: float) -> float:
+    """A wait in whole microseconds, as times are: one that ends within the present microsecond is over.
+
+    `claimable` compares times, so that the entry would be claimed for it, suspended and claimed again.
+    """
+    return round(seconds, 6)
 
 
 def aged(suspended: Mapping[int, Suspension], by_s: float) -> dict[int, Suspension]:
