@@ -205,6 +205,24 @@ def test_cron(line: str, zone: str | None, start: datetime, for_s: float, ticks:
         assert (seen, test.now) == (ticks, start + timedelta(seconds=for_s))
 
 
+def test_times_that_are_no_whole_microseconds_end_once(app: App) -> None:
+    @app.fleet.task(durable=True, max_attempts=9)
+    def odd(n: int) -> int:
+        app.note("odd")
+        limpet.sleep(n / 3)
+        limpet.wait_signal("never", timeout_s=n / 7)
+        current = limpet.current_task()
+        assert current is not None
+        if current.attempt < 4:
+            raise limpet.Retry("later", after_s=n * 1e-7 / 3)
+        return n
+
+    with app.isolated() as test:
+        odd.push_many([(n,) for n in range(1, 40)])
+        report = test.drain(max_tasks=39 * 7)
+        assert (report.done, report.retried, report.left) == (39, 39 * 3, [])
+
+
 # ---- isolation ----
 
 

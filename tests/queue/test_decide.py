@@ -149,7 +149,7 @@ def test_claimable(
         ({0: 10.0}, -5.0, {0: 15.0}),
         ({0: 0.0}, 0.0, {}),
         ({0: 7.7990604929287911}, 7.79906, {}),  # `claimable` takes it then: its time is a whole microsecond
-        ({0: 7.75}, 7.749998, {0: 7.75 - 7.749998}),
+        ({0: 7.75}, 7.749999, {0: 7.75 - 7.749999}),
     ],
 )
 def test_waits_left(waits: dict[int, float], now_s: float, left: dict[int, float]) -> None:

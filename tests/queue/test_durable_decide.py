@@ -163,11 +163,13 @@ def test_a_sleep_counts_from_its_record() -> None:
     assert left_s(seen("sleep", "", wait_s=10.0), at(4)) == 6.0
     assert left_s(seen("sleep", "", wait_s=10.0), at(14)) == -4.0
     assert left_s(seen("sleep", "", wait_s=10.0, modified=None), at(4)) == 10.0, "it was recorded just now"
+    assert left_s(seen("sleep", "", wait_s=10.0000004), at(10)) == 0.0, "times are whole microseconds"
 
 
 def test_what_a_suspension_says_about_its_time_counts_for_its_own_step() -> None:
     assert left_before(suspension(due_s=8.0), 4, held_s=3.0) == 5.0
     assert left_before(suspension(due_s=0.0), 4, held_s=0.5) == -0.5
+    assert left_before(suspension(due_s=3.0000004), 4, held_s=3.0) == 0.0
     assert left_before(suspension(due_s=8.0), 5, held_s=3.0) is None, "another step waited then"
     assert left_before(suspension(), 4, held_s=3.0) is None, "it did not wait for a time then"
     assert left_before(None, 4, held_s=3.0) is None

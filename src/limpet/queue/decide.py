@@ -149,13 +149,18 @@ def first_done(record: EntryLease) -> list[int]:
 
 
 def waits_left(record: EntryLease, *, modified: datetime, now: datetime, code: str = "") -> dict[int, float]:
-    """The waits of tasks that are not due yet, counted from now on. What `code` may fit is due.
-
-    Times are whole microseconds, and `claimable` compares times: a wait that ends within 1e-6 s is over for it, too.
-    """
+    """The waits of tasks that are not due yet, counted from now on. What `code` may fit is due."""
     since_s = (now - modified).total_seconds()
-    waits = {n: wait_s - since_s for n, wait_s in record.waits.items() if wait_s - since_s > 1e-6}
+    waits = {n: wait_s - since_s for n, wait_s in record.waits.items() if whole_us(wait_s - since_s) > 0}
     return {n: wait_s for n, wait_s in waits.items() if not may_fit(record.suspended.get(n), code)}
+
+
+def whole_us(seconds: float) -> float:
+    """A wait in whole microseconds, as times are: one that ends within the present microsecond is over.
+
+    `claimable` compares times, so that the entry would be claimed for it, suspended and claimed again.
+    """
+    return round(seconds, 6)
 
 
 def may_fit(suspension: Suspension | None, code: str) -> bool:

@@ -19,7 +19,7 @@ from limpet.kernel.cell import Lost, Outcome, Replaced, Unclear, Versioned, Won
 from limpet.kernel.keys import Key, QueueKeys, batch_of, derived, first_name, queue_place
 from limpet.kernel.lease import State
 from limpet.kernel.records import Name
-from limpet.queue.decide import aged, may_fit, open_tasks
+from limpet.queue.decide import aged, may_fit, open_tasks, whole_us
 from limpet.queue.entry import (
     AWAITS_MAX,
     CODES_MAX,
@@ -281,7 +281,7 @@ def left_s(step: Versioned[StepRecord], now: datetime) -> float:
     """How long a sleep or a timer still lasts. One that this process has just recorded has no LastModified yet."""
     if step.modified is None:
         return step.value.wait_s
-    return step.value.wait_s - (now - step.modified).total_seconds()
+    return whole_us(step.value.wait_s - (now - step.modified).total_seconds())
 
 
 def left_before(before: Suspension | None, step: int, held_s: float) -> float | None:
@@ -293,7 +293,7 @@ def left_before(before: Suspension | None, step: int, held_s: float) -> float | 
     """
     if before is None or before.step != step or before.due_s is None:  # None, too, while it waited for code
         return None
-    return before.due_s - held_s
+    return whole_us(before.due_s - held_s)
 
 
 def has_ended(state: str, waited_s: float) -> bool:

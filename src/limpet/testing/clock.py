@@ -21,6 +21,8 @@ WAIT_MAX_S = 3600.0
 """For so long a test, or a handler in it, may wait without a drain: nothing runs meanwhile that could end the wait."""
 SETTLE_S = 10.0
 """For so long, in real time, the clock waits for a background thread to pause before it moves."""
+AT_ONE_TIME_MAX = 1000
+"""After so many ids, and so writes, at one time the clock goes on by itself, by a microsecond for each."""
 FOREVER_S = 1e6
 """No test takes as long."""
 
@@ -82,14 +84,14 @@ class VirtualRuntime(SystemRuntime):
         self._closed = False
 
     def _fresh(self) -> None:
-        self._made = count(1)
+        self._made, self._made_before = count(1), 0
         super()._fresh()
         self.restart()
 
     def restart(self) -> None:
         """Begin with chance and ids as at the start: how often they were used before counts no more."""
         self.rng.seed(self._seed)
-        self._made = count(1)
+        self._made, self._made_before = count(1), 0
         self.owner = self.new_id()
 
     def wall(self) -> datetime:
@@ -99,8 +101,11 @@ class VirtualRuntime(SystemRuntime):
         return (BOOTED_US + self._now_us) / US
 
     def new_id(self) -> str:
+        made = next(self._made)
+        if made - self._made_before > AT_ONE_TIME_MAX:
+            self._now_us += 1  # what waits for a part of a microsecond gets it, and does not try for ever
         unix_ms = int(self.wall().timestamp() * 1000)
-        return ulid(unix_ms, next(self._made) << 40 | self.rng.getrandbits(40))
+        return ulid(unix_ms, made << 40 | self.rng.getrandbits(40))
 
     def sleep(self, seconds: float) -> None:
         self.pause(seconds, None)
@@ -134,6 +139,7 @@ class VirtualRuntime(SystemRuntime):
     def move(self, to: datetime) -> None:
         """Move the clock, unless it is there already."""
         self._waited_us = 0
+        self._made_before = next(self._made)
         self._run_until((to - self._start) // timedelta(microseconds=1), None)
 
     def pause(self, seconds: float, flag: VirtualFlag | None) -> None:
