@@ -15,7 +15,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -87,18 +87,21 @@ def _in_the_table(name: str) -> list[str]:
 
 def _naming(names: Sequence[str], folder: Path, many: int | None) -> list[str]:
     """The test files in which one of the names stands, those with most of them first."""
-    imports, plain = [[name for name in names if name.startswith("from ") is is_import] for is_import in (True, False)]
-    wanted = re.compile("|".join([*(rf"{name}\b" for name in imports), *(rf"\b{re.escape(name)}\b" for name in plain)]))
-    begins = [name.partition(" import ")[0] for name in names]  # a search for text is a hundred times as fast
-    texts = {path: _read(path) for path in sorted(folder.rglob("test_*.py"))}
-    counts = {path: len(wanted.findall(text)) for path, text in texts.items() if any(begin in text for begin in begins)}
+    # A pattern that begins with text is found much faster than one that begins with a boundary of words.
+    wanted = [re.compile(rf"{name if name.startswith('from ') else re.escape(name)}\b") for name in names]
+    counts = {path: sum(_count(each, text) for each in wanted) for path, text in _texts(folder).items()}
     found = [_shown(path) for path in sorted(counts, key=lambda path: -counts[path]) if counts[path]]
     return found if many is None else found[:many]
 
 
+def _count(pattern: re.Pattern[str], text: str) -> int:
+    starts = (match.start() for match in pattern.finditer(text))
+    return sum(1 for start in starts if not re.match(r"\w", text[start - 1 : start]))
+
+
 @cache
-def _read(path: Path) -> str:
-    return path.read_text()
+def _texts(folder: Path) -> Mapping[Path, str]:
+    return {path: path.read_text() for path in sorted(folder.rglob("test_*.py"))}
 
 
 def _shown(path: Path) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
-__all__ = ["AnchorError", "Bug", "Change", "planted"]
+__all__ = ["AnchorError", "Bug", "Change", "definitions", "planted"]
 
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "limpet"
 
@@ -102,15 +103,30 @@ def _complaint(bug: Bug, change: Change, definitions: list[_Place], found: list[
 def _definitions(where: str, changed: Mapping[Path, str]) -> Iterator[_Place]:
     """The functions and constants of the package that are called `where`."""
     *above, name = where.split(".")
-    defined = re.compile(rf"^ *(?:async +)?(?:def +)?{name} *[(\[:=]", re.M)
+    places = [place for place in definitions().get(name, ()) if place.path not in changed]
+    places += [place for path, source in changed.items() for place in _defined(path, source)]
+    for place in places:
+        parts = ["limpet", *place.name.split(".")]
+        if parts[-1] == name and _in_order(above, parts[:-1]):
+            yield place
+
+
+@cache
+def definitions() -> Mapping[str, Sequence[_Place]]:
+    """All functions and constants of the package, by the last part of their names."""
+    found: dict[str, list[_Place]] = {}
     for path in _paths():
-        module = _module(path)
-        source = changed.get(path) or _read(path)
-        if name not in source or not defined.search(source):
-            continue
-        for dotted, node in _named(_parse(source).body, module):
-            if dotted.split(".")[-1] == name and _in_order(above, dotted.split(".")[:-1]):
-                yield _Place(path, source, dotted.removeprefix("limpet."), *_span(source, node))
+        for place in _defined(path, _read(path)):
+            found.setdefault(place.name.rpartition(".")[2], []).append(place)
+    return found
+
+
+def _defined(path: Path, source: str) -> Iterator[_Place]:
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    for dotted, node in _named(_parse(source).body, _module(path)):
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+        assert node.end_lineno is not None
+        yield _Place(path, source, dotted.removeprefix("limpet."), starts[first - 1], starts[node.end_lineno])
 
 
 def _named(body: list[ast.stmt], above: str) -> Iterator[tuple[str, ast.stmt]]:
@@ -132,12 +148,6 @@ def _in_order(parts: list[str], names: list[str]) -> bool:
     return all(part in left for part in parts)
 
 
-def _span(source: str, node: ast.stmt) -> tuple[int, int]:
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
-    lines = source.splitlines(keepends=True)
-    return sum(map(len, lines[: first - 1])), sum(map(len, lines[: node.end_lineno]))
-
-
 @cache
 def _paths() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
@@ -148,7 +158,7 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=16)
 def _parse(source: str) -> ast.Module:
     return ast.parse(source)
 
