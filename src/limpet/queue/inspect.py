@@ -333,9 +333,9 @@ class Inspection(TaskResults):
         self, state: Literal["failed", "completed"], on_unreadable: Callable[[LimpetError], None] | None
     ) -> Iterator[dict[str, Any]]:
         folder = self._keys.failed if state == "failed" else self._keys.completed
-        return (facts for _, _, facts in self.read_receipts(self._store.list(folder), on_unreadable))
+        return (facts for _, _, facts in self.listed_entries(self._store.list(folder), on_unreadable))
 
-    def read_receipts(
+    def listed_entries(
         self, stats: Iterable[Stat], on_unreadable: Callable[[LimpetError], None] | None = None
     ) -> Iterator[tuple[Key, Receipt, dict[str, Any]]]:
         """The receipts that a listing showed, each with its facts as in `entries`; no task that was retried.

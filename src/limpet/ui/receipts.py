@@ -179,7 +179,7 @@ class EndedTasks:
         while page := [*islice(listing, RECEIPTS_AT_ONCE)]:
             rows = {stat.key: row for stat in page if (row := self._rows.of(stat)) is not None}
             unread = {stat.key: stat for stat in page if stat.key not in rows}
-            for key, receipt, facts in self._reader.read_receipts(unread.values(), self._pass_over):
+            for key, receipt, facts in self._reader.listed_entries(unread.values(), self._pass_over):
                 rows[key] = _row(receipt, facts)
                 self._rows.keep(unread[key], rows[key])
             yield from (rows[stat.key] for stat in page if stat.key in rows)

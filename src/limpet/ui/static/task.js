@@ -84,16 +84,17 @@ function drawTask(found, { queue, writes, changed, dialog, body, foot }) {
   if (writes && found.waits_for_code) buttons.push(act("Fail it?", `${found.id} ends as failed, and can be retried with its recorded steps. Without this it goes on by itself when code that fits is deployed.`, "Fail the task", "fail", true));
   if (writes && !ended && !found.batch) buttons.push(act("Cancel it?", `${found.id} is taken out of ${queue}. A handler that runs already is not stopped; if it succeeds, that counts.`, "Cancel the task", "cancel", true));
   const attempts = found.errors.map((each) => h("details", { class: "group", "data-key": `attempt ${each.attempt}` }, h("summary", {}, badge(`attempt ${each.attempt}`), h("span", { class: "error mono" }, each.error), h("span", { class: "faint nowrap phone-off" }, ago(each.at))), h("div", { class: "pad" }, h("p", { class: "muted" }, moment(each.at), `, in ${each.worker}`), each.traceback ? h("pre", {}, each.traceback) : null)));
+  const values = ["payload", "result"].filter((name) => found[name] !== undefined).map((name) => h("div", {}, h("h3", {}, name[0].toUpperCase() + name.slice(1)), h("pre", {}, found[name])));
   if (attempts.length && first) attempts.at(-1).open = true;
   refill(body,
     facts(["State", stateOf(found)], ["Reason", found.reason], ["Asked for", found.asked_for], ["Worker", found.worker], ["Pushed by", found.parent ? [task(found.parent), ` of ${found.parent.queue}, step ${found.parent.step}`] : null], ["Attempt", found.attempt ?? found.attempts], ["Held since", found.taken_at ? ago(found.taken_at) : null], ["Last heartbeat", found.heartbeat_s === undefined || found.reason ? null : `${span(found.heartbeat_s)} ago`], ["Next try", found.rests_s && !found.reason ? `in ${span(found.rests_s)}` : null], ["Tasks", found.tasks], ["Done", found.done], ["Failed", found.failed.length ? found.failed.join(", ") : null], ["Pushed", found.pushed_at ? moment(found.pushed_at) : null], [found.reason ? "Waits until" : "Due", found.due_at ? moment(found.due_at) : null], ["Began", found.began_at ? moment(found.began_at) : null], ["Ended", found.finished_at ? moment(found.finished_at) : null], ["Handler took", found.took_s === undefined || found.took_s === null ? null : tookText(found.took_s)], ["Error", attempts.length ? null : found.error]),
+    attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
+    found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
+    ended ? values : null,
     timeline(found),
     signals(found),
     children(found),
-    attempts.length ? h("div", {}, h("h3", {}, "Attempts"), h("div", { class: "panel" }, attempts)) : null,
-    found.traceback && !attempts.length ? h("div", {}, h("h3", {}, "Traceback"), h("pre", {}, found.traceback)) : null,
-    found.payload === undefined ? null : h("div", {}, h("h3", {}, "Payload"), h("pre", {}, found.payload)),
-    found.result === undefined ? null : h("div", {}, h("h3", {}, "Result"), h("pre", {}, found.result)));
+    ended ? null : values);
   refill(foot, buttons);
 }
 
