@@ -95,7 +95,7 @@ def test_swept_seeds(swarm: Callable[..., RunSum]) -> None:
     struck = {kind for kind, at in total.coverage if at == "steps.delete"}
     assert {"crash", *REQUEST_FAULTS["delete"]} <= struck, f"only {struck} struck the sweep of steps"
     assert total.by_kind["crash"] == total.runs, "in each run the sweep dies in a delete of steps"
-    assert total.coverage["left", "steps.delete"] >= 10, "the dead sweep must leave steps to the next one"
+    assert total.coverage["left", "steps.delete"] >= 50, "the dead sweep must leave steps to the next one"
 
 
 def test_lives_seeds(swarm: Callable[..., RunSum]) -> None:
