@@ -51,6 +51,11 @@ class Source:
         return _parse(self.text)
 
     @property
+    def nodes(self) -> Sequence[ast.AST]:
+        """All nodes of the tree."""
+        return _walked(self.text)
+
+    @property
     def module(self) -> str:
         """The dotted name of a module below src/."""
         return self.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -64,11 +69,16 @@ def _parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def _walked(text: str) -> Sequence[ast.AST]:
+    return [*ast.walk(_parse(text))]
+
+
 # ---- rules for the package ----
 
 
 def functions_are_small(source: Source) -> Iterator[Finding]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             said = ast.get_docstring(node, clean=False) or ""  # the help of a command is as long as it needs to be
             count = (node.end_lineno or node.lineno) - node.lineno + 1 - said.count("\n")
@@ -103,7 +113,7 @@ def time_and_chance_come_from_runtime(source: Source) -> Iterator[Finding]:
         for banned in AMBIENT:
             if banned not in allowed and _is_or_below(name, banned):
                 yield line, f"imports {name}; only limpet/kernel/runtime.py may: take a Runtime argument"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(AMBIENT_CALLS):
             yield node.lineno, f"uses {ast.unparse(node)}; only limpet/kernel/runtime.py may: take a Runtime argument"
 
@@ -152,7 +162,7 @@ def public_names_are_documented(source: Source) -> Iterator[Finding]:
 def errors_are_caught_by_kind(source: Source) -> Iterator[Finding]:
     """The top level of a thread that must survive anything says so: `except Exception:  # noqa: BLE001 (why)`."""
     lines = source.text.splitlines()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
                 yield node.lineno, "a bare except; name the errors"
@@ -170,7 +180,7 @@ def types_are_decoded_by_records(source: Source) -> Iterator[Finding]:
     """The first use of a type by two threads at once ends the process (see `records.decoder`)."""
     if source.module == "limpet.kernel.records" or _is_or_below(source.module, "sim"):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call):
             called, typed = ast.unparse(node.func), any(each.arg == "type" for each in node.keywords)
             if called == "msgspec.convert" or (called == "msgspec.json.decode" and typed):
@@ -182,7 +192,7 @@ def no_bytes_become_code(source: Source) -> Iterator[Finding]:
     for line, name in _imports(source):
         if any(_is_or_below(name, banned) for banned in CODE_FROM_BYTES):
             yield line, f"imports {name}: it can turn bytes into code"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
             yield node.lineno, f"calls {node.func.id}"
 
@@ -191,7 +201,7 @@ def reads_have_a_limit(source: Source) -> Iterator[Finding]:
     """One large object must not exhaust memory (F32): without `size_max`, a read has the limit of records."""
     if _is_or_below(source.module, "sim"):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call):
             for each in node.keywords:
                 if each.arg == "size_max" and isinstance(each.value, ast.Constant) and each.value.value is None:
@@ -248,7 +258,7 @@ def _imports(source: Source) -> Iterator[tuple[int, str]]:
     package = source.module.split(".")
     if not source.path.endswith("/__init__.py"):
         package.pop()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -338,7 +348,7 @@ def _classes() -> dict[str, list[ast.ClassDef]]:
     """The classes of the package by name."""
     found: dict[str, list[ast.ClassDef]] = {}
     for source in _package():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
     return found
@@ -565,7 +575,7 @@ def _cited(source: Source) -> set[str]:
         return set()
     tokens = tokenize.generate_tokens(io.StringIO(source.text).readline)
     said = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Module | ast.ClassDef | Function):
             said.append(ast.get_docstring(node) or "")
     text = "\n".join(said)
