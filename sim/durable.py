@@ -424,6 +424,7 @@ class DurableActor(Actor):
         self.runtime.sleep(QUIET_S)
         self.sweep()
         self.compare_ends()
+        self.compare_histories()
 
     def take_a_nap(self) -> None:
         """A task sleeps for more than an hour. The store's clock is set back meanwhile, and this machine's somehow.
@@ -453,6 +454,15 @@ class DurableActor(Actor):
         for end in self.model.gathered:
             if said[end.id] != (end.state, end.value):
                 raise Violation(f"a gather returned {end.id} as {end.state} {end.value!r}; it ended as {said[end.id]}")
+
+    def compare_histories(self) -> None:
+        """What is kept of the steps of a task is what its attempts saw.   Raises: Violation."""
+        for id_ in self.model.pushed:
+            facts = self.flows.describe(id_) or {}
+            for each in facts.get("steps", ()):
+                before = self.model.seen.get((first_life(id_), 0), each.get("value"))
+                if each.get("name") == "first" and each["value"] != before:
+                    raise Violation(f"the history of {id_} has {each['value']!r}, and its attempts saw {before!r}")
 
     def work_until_all_have_ended(self) -> None:
         """Work on both queues until nothing waits."""

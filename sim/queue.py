@@ -22,7 +22,8 @@ from limpet.kernel.lease import State
 from limpet.kernel.runtime import ThreadHandle
 from limpet.kernel.store import Store
 from limpet.queue import BucketQueue, Fail, Policy, Result, Retry, Task
-from limpet.queue.claim import EntryClaim, apply_error
+from limpet.queue.api import apply_error
+from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import attempts_of, completion
 from limpet.queue.entry import EntryLease, Receipt
 from limpet.worker import Job, RunningTask, Worker, current_task

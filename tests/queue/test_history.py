@@ -13,6 +13,7 @@ from limpet.kernel import records
 from limpet.kernel.cell import Versioned
 from limpet.kernel.keys import derived
 from limpet.kernel.store import Version
+from limpet.queue.claim import EntryTask
 from limpet.queue.entry import (
     KEPT_PAYLOAD_BYTES_MAX,
     KEPT_PAYLOADS_BYTES_MAX,
@@ -47,7 +48,7 @@ def recorded(value: Any = None, **fields: Any) -> StepRecord:
 
 def log_of(*steps: StepRecord) -> dict[int, Versioned[StepRecord]]:
     header: Any = None
-    return {n: Versioned(step, Version("v"), EPOCH, header) for n, step in enumerate(steps)}
+    return {n: Versioned(step, header, Version("v"), EPOCH) for n, step in enumerate(steps)}
 
 
 # ---- what is kept of steps ----
@@ -230,7 +231,12 @@ def test_how_long_handlers_take(world: World) -> None:
     assert process.queue.durations() == {"tasks": 0}
     process.queue.push_many([{"s": float(n)} for n in range(1, 100)])
     process.queue.push({"s": 1000.0})
-    process.drain(lambda task: (process.runtime.sleep(task.payload["s"]), task.done()))
+
+    def handle(task: EntryTask) -> None:
+        process.runtime.sleep(task.payload["s"])
+        task.done()
+
+    process.drain(handle)
     facts = process.queue.durations()
     assert (facts["tasks"], facts["p50_s"], facts["p99_s"], facts["longest_s"]) == (100, 51.0, 1000.0, 1000.0)
     assert process.queue.durations(1)["tasks"] == 1

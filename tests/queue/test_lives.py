@@ -94,7 +94,7 @@ def test_the_steps_of_an_earlier_life_do_not_count(world: World) -> None:
     flow.work()
     assert flow.process.queue.result("order-7").value == "charged bob"
     assert flow.ran == ["charged ann", "charged bob"]
-    assert world.names() == ["completed/order-7.json"]
+    assert world.names() == ["completed/order-7.json", "parts/order-7/history-1.json"]
 
 
 def test_nor_where_a_takeover_reads_them(world: World) -> None:
@@ -228,7 +228,7 @@ def test_a_push_in_the_fleets_own_epoch_costs_no_list(world: World) -> None:
     flow = Flow(process)
     process.queue.push({"of": "ann"})
     _, task = process.start()
-    assert process.cost(lambda: flow.run(task)) == {"put": 2, "list": 1, "delete": 3}
+    assert process.cost(lambda: flow.run(task)) == {"put": 3, "list": 1, "delete": 3}
 
 
 # ---- derived names come from the life ----
@@ -512,7 +512,7 @@ def test_a_cancelled_task_keeps_its_steps_for_a_retry(world: World) -> None:
     other.work()
     assert other.process.queue.result("order-7").value == "charged ann"
     assert other.ran == []
-    assert world.names() == ["completed/order-7~1.json", "failed/order-7.json"]
+    assert world.names() == ["completed/order-7~1.json", "failed/order-7.json", "parts/order-7~1/history-1.json"]
 
 
 def test_a_task_that_nobody_held_has_no_steps_when_it_is_cancelled(world: World) -> None:

@@ -328,8 +328,7 @@ def _show_steps(facts: dict[str, Any]) -> None:
     if signals:
         listed = table("signal", "at", "by", "value")
         for signal_ in signals:
-            value = _short(_json(signal_["value"]))
-            listed.add_row(clean(signal_["name"]), when(signal_["at"]), clean(signal_["by"]), value)
+            listed.add_row(clean(signal_["name"]), when(signal_["at"]), clean(signal_["by"]), _value(signal_))
         cli.show("", listed)
     if children:
         listed = table("pushed", "queue", "state")
@@ -344,9 +343,14 @@ def _step_cells(step: dict[str, Any]) -> list[str]:
     if "kind" not in step:
         return [clean(f"cannot be read: {step['error']}"), "", "", "", ""]
     took = f"waited {ago(step['waited_s'])}" if "waited_s" in step else _took(step["took_s"])
-    value = _short(_json(step["value"])) if "value" in step else f"{step['value_bytes']:,} bytes"
     name = clean(f"{step['kind']} {step['name']}".strip())
-    return [name, when(step["at"]), took, clean(step["worker"]), "" if value == "null" else value]
+    return [name, when(step["at"]), took, clean(step["worker"]), _value(step)]
+
+
+def _value(facts: dict[str, Any]) -> str:
+    if "value_bytes" in facts:
+        return f"{facts['value_bytes']:,} bytes"
+    return "" if facts["value"] is None else _short(_json(facts["value"]))
 
 
 def _json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
 from limpet.kernel.cell import Fence
-from limpet.kernel.errors import Invalid, Unsupported
+from limpet.kernel.errors import Invalid, LeaseLost, Unsupported
 from limpet.kernel.lease.decide import check_ttl
 from limpet.kernel.records import SECONDS_MAX
 
@@ -117,6 +118,7 @@ def check_follower(task: object) -> None:
 
 
 FAILED_BY_COMMAND = "failed by command"
+NO_VERDICT = "the block ended without a verdict"
 
 
 class TaskHandle(str):
@@ -572,3 +574,16 @@ class Fail(Exception):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "the handler gave the task up")
+
+
+def apply_error(task: Task, error: Exception | None) -> None:
+    """Give a task that has no verdict the one that the end of its `with` block implies."""
+    match error:
+        case Fail():
+            task.fail(str(error))
+        case Retry():
+            task.retry(error.after_s, str(error))
+        case None | LeaseLost():
+            task.retry(None, NO_VERDICT)
+        case _:
+            task.retry(None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))

@@ -41,8 +41,9 @@ def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **k
     others when the code changes. The function may run more than once if its worker dies before the record:
     `limpet.current_task().step_key` is an idempotency key for its side effects.
     Outside of a task, the function is called and nothing is recorded; so it is in a thread that knows no task.
-    Raises: Fail for a result that is not JSON or over 256 KiB, or if another step was recorded under its number;
-    Invalid in another thread or coroutine than the handler's own; LeaseLost.
+    If another step was recorded under its number, the task is suspended until a worker has code that fits.
+    Raises: Fail for a result that is not JSON or over 256 KiB; Invalid in another thread or coroutine than the
+    handler's own; LeaseLost; Suspend.
     Cost: 1 PUT; in a later claim 1 LIST and 1 GET for each recorded step, once.
     """
     called = step_name(function, name, args)

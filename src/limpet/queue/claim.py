@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -18,7 +17,6 @@ from limpet.kernel.cell import Fence, Versioned
 from limpet.kernel.errors import (
     Conflict,
     Corrupt,
-    Denied,
     Invalid,
     LeaseLost,
     LimpetError,
@@ -31,7 +29,7 @@ from limpet.kernel.keys import Key
 from limpet.kernel.lease import HeldLease, Renewer
 from limpet.kernel.user_code import ended, text_of
 from limpet.kernel.waiting import backoff_s
-from limpet.queue.api import Fail, Policy, Retry, Task
+from limpet.queue.api import NO_VERDICT, Policy, apply_error
 from limpet.queue.decide import (
     attempt_record,
     attempts_of,
@@ -63,7 +61,6 @@ from limpet.queue.entry import (
 from limpet.queue.state import ClaimState, StartGroup
 from limpet.queue.storage import Storage
 
-NO_VERDICT = "the block ended without a verdict"
 DIED = "its worker died, and its attempts are used up"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
 SHORT_CHARS_MAX = 300
@@ -314,13 +311,13 @@ class EntryClaim:
         last = False
         with self._mutex:
             ended = self._ended
-            if n in state.logs:
-                state.keep_history(n, self.life(n))
+            if state.histories is not None:
+                state.histories.keep(n, self.life(n))
             if not ended:
                 self._check_undecided(n)
                 if self.batch:
                     at_s = self.storage.runtime.elapsed_s()
-                    state.took[n] = round(at_s - state.running.get(n, at_s), 6)
+                    state.progress.took[n] = round(at_s - state.running.get(n, at_s), 6)
                 last = state.close(n)
                 state.progress.done.append(n)
                 if data is not None and not state.results.is_large(n, data):
@@ -375,7 +372,7 @@ class EntryClaim:
             if n not in self.state.progress.durable:
                 self.state.progress.durable.append(n)
             if log is not None:
-                self.state.logs[n] = log
+                self.state.note_log(n, log)
 
     def check_held(self) -> None:
         """Return if what was written before this call was written while the entry was ours.
@@ -506,6 +503,12 @@ class EntryClaim:
         """Large results come before the swap that counts their tasks as done."""
         self.state.progress.parts.extend(self.state.results.write_large(self.storage, self.entry))
 
+    def _write_ahead(self) -> None:
+        """What the end of a claim refers to comes before it."""
+        self._write_large()
+        if self.state.histories is not None:
+            self.state.histories.write(self.storage, self.entry, self.token)
+
     def _written(self, record: EntryLease) -> EntryLease:
         """The record with what may be written down by now: a task whose large result still lies here is not done."""
         with self._mutex:
@@ -553,7 +556,8 @@ class EntryClaim:
         else:
             record, state = self._lease.record, self.state
             if state.progress.done or record.done:
-                self._write_histories()
+                if state.histories is not None:
+                    state.histories.write(self.storage, self.entry, self.token)
                 result = state.results.all.get(0) or record.results.get(0)
                 parts = [] if result else record.parts
                 self._write_receipt(0, self._receipt(0, "completed", result=result, parts=parts))
@@ -562,12 +566,6 @@ class EntryClaim:
         if not self._ended:
             self._end()
             self._close()
-
-    def _write_histories(self) -> None:
-        """Before the record that says that the tasks are done. Without a right to, there is none."""
-        if self.state.histories:
-            with suppress(Denied):
-                self.state.write_histories(self.storage, self.entry, self.token)
 
     def _close(self) -> None:
         """Remove the entry, which a receipt ends. Steps of failed tasks stay, for a retry."""
@@ -598,20 +596,18 @@ class EntryClaim:
             self._end()
             self._complete_late(self.state.progress.done)
             return
-        self._write_large()
-        self._write_histories()
+        self._write_ahead()
         self._write_missing_receipts()
         record = self._written(self._lease.record)
-        completed = self.storage.keys.completed
-        own = self.storage.own_receipts(completed, self.entry) if record.contested else ()
-        wall, took = self.storage.runtime.wall(), self.state.took
-        receipt = batch_receipt(record, self.content, wall=wall, own=own, took=took)
+        own = self.storage.own_receipts(self.storage.keys.completed, self.entry) if record.contested else ()
+        wall = self.storage.runtime.wall()
+        receipt = batch_receipt(record, self.content, wall=wall, own=own, took=self.state.progress.took)
         key = self.storage.keys.completed_of(self.entry)
         stands = self.storage.write_receipt(self.entry, key, receipt, batch=True)
         self._complete_late([n for n in self.state.progress.done if n in stands.failed])
 
     def _complete_late(self, tasks: list[int], result: msgspec.Raw | None = None) -> None:
-        """Write a receipt for each task that finished after this process lost the entry (H4).
+        """Write a receipt for each task that finished after this process lost the entry (H4), without a history.
 
         A task that the batch's receipt lists as done has completed, and nothing is added to that.
         Cost: 1 PUT each; for a batch 1 GET.
@@ -621,8 +617,6 @@ class EntryClaim:
         if self.batch and tasks:
             whole = self.storage.read_receipt(self.storage.keys.completed_of(self.entry))
             tasks = [n for n in tasks if whole is None or not lists_done(whole, n)]
-        if tasks:
-            self._write_histories()
         for n in tasks:
             data = result or self.state.results.all.get(n)
             self._write_receipt(n, self._receipt(n, "completed", result=data))
@@ -661,8 +655,7 @@ class EntryClaim:
             record = handed_back(self._written(record), returned, started=self.state.running)
             return freed(record, len(self.content.ids), self.storage.runtime.wall())
 
-        self._write_large()
-        self._write_histories()
+        self._write_ahead()
         try:
             self._lease.free(change)
         except Invalid:  # it is too large for a cell, by names of an unforeseen length
@@ -682,12 +675,10 @@ class EntryClaim:
         record, attempts = self._lease.record, self._attempts(n)
         if state == "failed" and may_have_steps(record, self.content, self._durable(), n, epoch=self.storage.epoch):
             about["origin"] = self.origin(n)
-        about["life"] = self.life(n)
-        claim = self.state
-        started_s = claim.running.get(n)
-        if state == "completed":
-            about["durable"] = claim.has_history
-            started_s = claim.started_s if started_s is None and not self.batch else started_s
+        about["life"], claim = self.life(n), self.state
+        if claim.histories is not None and state == "completed":
+            about["durable"] = claim.histories.written
+        started_s = claim.running.get(n, claim.started_s if not self.batch and claim.progress.done else None)
         if started_s is not None:
             about["began_at"] = record.created_at + timedelta(seconds=started_s - claim.began_s)
         wall = self.storage.runtime.wall()
@@ -699,19 +690,6 @@ class EntryClaim:
         keys = self.storage.keys
         key = keys.completed_of(name) if receipt.state == "completed" else keys.failed_of(name)
         self.storage.write_receipt(entry, key, receipt, batch=self.batch)
-
-
-def apply_error(task: Task, error: Exception | None) -> None:
-    """Give a task that has no verdict the one that the end of its `with` block implies."""
-    match error:
-        case Fail():
-            task.fail(str(error))
-        case Retry():
-            task.retry(error.after_s, str(error))
-        case None | LeaseLost():
-            task.retry(None, NO_VERDICT)
-        case _:
-            task.retry(None, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
 
 
 def _short(error: BaseException) -> str:

@@ -546,9 +546,12 @@ def kept_payloads(payloads: Sequence[bytes]) -> dict[int, msgspec.Raw]:
     return kept
 
 
+_RAW = records.decoder(msgspec.Raw)
+
+
 def _is_json(data: bytes) -> bool:
     try:
-        msgspec.json.decode(data, type=msgspec.Raw)
+        _RAW.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
     return True

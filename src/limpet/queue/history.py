@@ -183,9 +183,19 @@ def step_facts(steps: Sequence[HistoryStep]) -> list[dict[str, Any]]:
         elif step.kind in ("gather", "signal"):
             about["waited_s"] = round(max(0.0, (step.at - (before or step.began_at)).total_seconds()), 3)
         before = step.at
-        value = {"value_bytes": step.size, "value_sha256": step.sha256} if step.size else {"value": plain(step.value)}
-        facts.append({"number": step.number, **about, **value})
+        facts.append({"number": step.number, **about, **value_facts(step.value, step.size, step.sha256)})
     return facts
+
+
+def value_facts(value: msgspec.Raw, size: int = 0, sha256: str | None = None) -> dict[str, Any]:
+    """A value as facts; of one that is left out its size and digest."""
+    return {"value": plain(value)} | ({"value_bytes": size, "value_sha256": sha256} if size else {})
+
+
+def cut_value(value: msgspec.Raw) -> tuple[msgspec.Raw, int, str | None]:
+    """The value; instead of a long one null, with its size and digest."""
+    data = bytes(value)
+    return (value, 0, None) if len(data) <= VALUE_BYTES_MAX else (NOTHING, len(data), records.digest_of(data))
 
 
 def plain(data: bytes | msgspec.Raw) -> Any:

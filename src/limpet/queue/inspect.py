@@ -45,7 +45,16 @@ from limpet.queue.api import AttemptError, Failure, Notice, Peeked, Result, Stat
 from limpet.queue.count import Folder, QueueCount
 from limpet.queue.decide import payload_in, took_in
 from limpet.queue.entry import ENTRY_BYTES_MAX, PARENT_MARK, Receipt, is_of, read_content, read_task
-from limpet.queue.history import HistoryRecord, HistoryStep, children_of, history_step, plain, step_facts
+from limpet.queue.history import (
+    HistoryRecord,
+    HistoryStep,
+    children_of,
+    cut_value,
+    history_step,
+    plain,
+    step_facts,
+    value_facts,
+)
 from limpet.queue.results import TaskResults, plain_value
 from limpet.queue.rows import TaskRow, with_lease
 from limpet.queue.standstill import StandstillCheck
@@ -258,7 +267,8 @@ class Inspection(TaskResults):
                 if isinstance(blob, LimpetError):
                     raise blob
                 record = Cell(self._store, key, SIGNAL_CODEC, self._runtime).decode(blob).value
-                signals.append({"name": record.name, "by": record.label, "at": record.at, "value": plain(record.value)})
+                about = {"name": record.name, "by": record.label, "at": record.at}
+                signals.append(about | value_facts(*cut_value(record.value)))
         return {"signals": signals} if signals else {}
 
     def _children(self, steps: Sequence[HistoryStep]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from limpet.kernel import records
-from limpet.kernel.cell import Lost, Replaced, Unclear, Versioned, Won
+from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Versioned, Won
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
     BATCH,
@@ -380,25 +380,30 @@ class Operating(Inspection):
         if storage.exists(self._keys.failed_of(task_name(entry, n, batch=part is not None))):
             # It ended before the signal was there, as far as is known: a retry may not have copied it.
             raise Missing(f"task {id!r} has failed", hint="retry it, and send the signal to its next life")
+        if waits:
+            self._wake_for(lease, seen, n, name)
+        return SignalSent(first=isinstance(outcome, Won | Replaced), awaited=waits)
+
+    def _wake_for(self, lease: Cell[EntryLease], seen: Versioned[EntryLease] | None, n: int, name: str) -> None:
+        """Wake task `n` of an entry, if it still waits for that signal.   Cost: 1 PUT, and that of a ring."""
         for _ in attempts(self._runtime, pause_s=0):
             if seen is None:
-                break
+                return
             since_s = 0.0 if seen.modified is None else (self._store.now() - seen.modified).total_seconds()
             after = woken(seen.value, n, name, max(0.0, since_s))
             if after is None:
-                break
+                return
             try:
                 written = lease.attempt(seen, after)
             except Denied:
-                storage.wake(self._keys.name)
-                break
+                self.storage.wake(self._keys.name)
+                return
             match written:
                 case Won() | Replaced():
-                    storage.wake(self._keys.name)
-                    break
+                    self.storage.wake(self._keys.name)
+                    return
                 case Lost(now) | Unclear(now):
                     seen = now
-        return SignalSent(first=isinstance(outcome, Won | Replaced), awaited=waits)
 
     def _life_of_waiting(self, id_: str, entry: str, n: int) -> str | None:
         """The life of a task that is pending or scheduled; None if several pushes of its id are scheduled.

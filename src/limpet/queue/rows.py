@@ -74,6 +74,7 @@ class TaskRow:
     done: int = 0
     overdue: bool = False
     suspended_at: datetime | None = None
+    waits_for_code: bool = False
     lease: EntryLease | None = None
     lease_age_s: float = 0.0
 
@@ -96,6 +97,7 @@ class TaskRow:
         if self.state == "suspended":
             facts |= {"reason": self.reason, "suspended_at": self.suspended_at}
             facts |= {} if self.signal is None else {"signal": self.signal}
+            facts |= {"waits_for_code": True} if self.waits_for_code else {}
             facts |= {} if self.due_at is None else {"due_at": self.due_at}
         return facts
 
@@ -285,6 +287,7 @@ def with_lease(row: TaskRow, seen: Versioned[EntryLease], n: int | None, now: da
         dues = (until(each, modified) for each in suspended.values())
         due_at = min((due for due in dues if due is not None), default=None)
         about = {"reason": first.reason + others, "signal": first.signal, "suspended_at": first.since, "due_at": due_at}
+        about["waits_for_code"] = any(each.codes for each in suspended.values())
     elif state == "resting":
         wait_s = record.wait_s if n is None else record.waits.get(n, record.wait_s)
         about = {"due_at": modified + timedelta(seconds=wait_s)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.cell import Versioned
-from limpet.kernel.errors import Conflict
+from limpet.kernel.errors import Conflict, Denied
 from limpet.kernel.keys import Key
 from limpet.kernel.store.api import Absent
 from limpet.queue.api import Policy
@@ -63,6 +64,31 @@ class Results:
             yield key
 
 
+class ClaimHistories:
+    """The steps of the durable tasks of one claim, and the histories of those that were done until they are written."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, Mapping[int, Versioned[StepRecord]]] = {}
+        self.done: dict[int, TaskHistory] = {}
+        self.written = False
+
+    def keep(self, n: int, life: str) -> None:
+        """Task `n` is done."""
+        if n in self.logs:
+            self.done[n] = history_of(self.logs.pop(n), life)
+
+    def write(self, storage: Storage, entry: str, token: int) -> None:
+        """Write them once, before the record that says that the tasks are done. Without a right to there is none.
+
+        Cost: 1 PUT if there are any.
+        """
+        if self.done and not self.written:
+            data = records.encode(fitted_histories(self.done))
+            with suppress(Conflict, Denied):  # Conflict: an earlier try of this claim
+                storage.store.put(storage.keys.history(entry, token), data, when=Absent())
+            self.written = True
+
+
 @dataclass(slots=True)
 class StartGroup:
     """Tasks that threads start at the same time: one swap charges them all. `charged`: it did."""
@@ -81,6 +107,8 @@ class ClaimState:
     """The tasks that wait to be charged by the next such swap."""
     spent: Set[int] = frozenset()
     """The tasks that failed after the lease was lost: their attempts are not given back."""
+    histories: ClaimHistories | None = None
+    """Those of its durable tasks, if there are any."""
 
     def __init__(self, record: EntryLease, count: int, policy: Policy, at_s: float) -> None:
         self.first = record
@@ -92,14 +120,6 @@ class ClaimState:
         """The tasks that were started and have no verdict, and when."""
         self.began_s = self.started_s = at_s
         self.progress = Progress()
-        self.logs: dict[int, Mapping[int, Versioned[StepRecord]]] = {}
-        """The recorded steps of the durable tasks that run here, as each run knows them."""
-        self.histories: dict[int, TaskHistory] = {}
-        """Of the durable tasks that were done here, until they are written."""
-        self.has_history = False
-        """Whether this claim has written histories."""
-        self.took: dict[int, float] = {}
-        """Of a batch: for how long the handlers ran of tasks that were done here."""
         self.results = Results(sum(map(len, map(bytes, record.results.values()))) if record.results else 0)
         if record.waits:
             self.progress.due_s = {n: at_s + wait_s for n, wait_s in record.waits.items()}
@@ -125,23 +145,11 @@ class ClaimState:
         self.running.pop(n, None)
         return not self.open
 
-    def keep_history(self, n: int, life: str) -> None:
-        """Task `n` is done: its steps are kept to be written."""
-        self.histories[n] = history_of(self.logs.pop(n), life)
-
-    def write_histories(self, storage: Storage, entry: str, token: int) -> None:
-        """Write the histories of the tasks that were done here. It comes before the record that says so.
-
-        Cost: 1 PUT if there are any.
-        """
-        if not self.histories or self.has_history:
-            return
-        try:
-            record = fitted_histories(self.histories)
-            storage.store.put(storage.keys.history(entry, token), records.encode(record), when=Absent())
-        except Conflict:
-            pass  # an earlier try of this claim
-        self.has_history = True
+    def note_log(self, n: int, log: Mapping[int, Versioned[StepRecord]]) -> None:
+        """Task `n` is durable. `log`: its recorded steps, as its run knows them."""
+        if self.histories is None:
+            self.histories = ClaimHistories()
+        self.histories.logs[n] = log
 
     def all_wait(self) -> bool:
         """Whether every open task waits for another claim."""

@@ -20,8 +20,8 @@ from limpet.kernel.cell import Fence
 from limpet.kernel.errors import Invalid, LeaseLost, LimpetError, Unsupported
 from limpet.kernel.runtime import Flag, Runtime
 from limpet.kernel.user_code import UserCall
-from limpet.queue.api import Claim, Queue, Retry, Task
-from limpet.queue.claim import EntryClaim, EntryTask, apply_error
+from limpet.queue.api import Claim, Queue, Retry, Task, apply_error
+from limpet.queue.claim import EntryClaim, EntryTask
 from limpet.queue.steps import RUNNING, Suspend, TaskSteps
 from limpet.queue.tracing import OTEL, TaskSpan, span
 from limpet.worker.coroutines import EventLoop

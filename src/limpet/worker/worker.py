@@ -138,9 +138,7 @@ class Worker:
         self.broken = False
         """Whether a thread ended by a bug in Limpet; its traceback is on stderr."""
         self._jobs = jobs
-        for job in jobs:
-            if isinstance(job.queue, BucketQueue):
-                job.queue.storage.code = code_version(job.handle)
+        _note_code(jobs)
         self._runtime = runtime
         self._burst = burst
         self._until_empty = until_empty
@@ -486,6 +484,13 @@ class Worker:
             self._report.say("cron", self._runtime.label, queue=queue, id=pushed.id)
         if self._cron.error is not None:
             self._report.say("trouble", self._runtime.label, note=f"cron: {_text(self._cron.error)}")
+
+
+def _note_code(jobs: Sequence[Job]) -> None:
+    """Each queue knows by which version of the code this process handles its tasks."""
+    for job in jobs:
+        if isinstance(job.queue, BucketQueue):
+            job.queue.storage.code = code_version(job.handle)
 
 
 def _left(reasons: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from limpet.kernel.errors import Invalid, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import first_name
 from limpet.kernel.waiting import backoff_s
-from limpet.queue.claim import NO_VERDICT, apply_error
+from limpet.queue.api import NO_VERDICT, apply_error
 from limpet.queue.sqs.client import TRIES, FailedDelivery, Message, TaskMessage, check
 
 if TYPE_CHECKING:
