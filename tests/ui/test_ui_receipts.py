@@ -257,7 +257,7 @@ def test_the_page_of_a_completed_task_has_its_times_steps_signals_parent_and_chi
     [found] = answer
     # the receipt, as result and for its facts; how long it is kept; the history; and the child's receipt
     assert spent == {"get": 5}
-    assert (found["state"], found["waits_for_code"], found["errors"]) == ("completed", False, [])
+    assert (found["state"], found["errors"]) == ("completed", [])
     assert HOSTILE.replace('"', '\\"') in found["payload"]
     assert found["result"].endswith(': ann"')
     assert found["pushed_at"] <= found["began_at"] <= found["finished_at"]

@@ -20,7 +20,6 @@ from limpet.app.overview import CappedStore, FleetOverview
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing
 from limpet.kernel.keys import TASK, IndexKeys, QueueKeys
 from limpet.kernel.store.metered import AS_OF
-from limpet.queue.durable import WAITS_FOR_CODE
 from limpet.queue.entry import read_task
 from limpet.queue.inspect import Inspection, kind_of
 from limpet.queue.storage import Storage
@@ -183,22 +182,23 @@ def task_facts(fleet: Fleet, queue: str, id_: str) -> dict[str, Any]:
     ]
     steps = found.get("steps", ())
     shown["reason"] = cut(found.get("reason"))
-    shown["waits_for_code"] = shown["reason"].startswith(WAITS_FOR_CODE)
     shown["steps"] = [_step_facts(step) for step in steps[-STEPS_SHOWN:]]
     shown["steps_before"] = max(0, len(steps) - STEPS_SHOWN)
-    shown["signals"] = [
-        {**signal, "value": cut(json_text(signal["value"]), STEP_CHARS_MAX)} for signal in _signals(found, steps)
-    ]
+    shown["signals"] = [{**signal, "value": _value_text(signal)} for signal in _signals(found, steps)]
     return {"children": [], **shown}
 
 
 def _step_facts(step: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in step:
         return {"number": step["number"], "error": cut(step["error"])}
-    if "value" not in step:
-        kept = f"not kept: {step['value_bytes']:,} bytes, SHA-256 {step['value_sha256']}"
-        return {**step, "value": kept}
-    return {**step, "value": cut(json_text(step["value"]), STEP_CHARS_MAX)}
+    return {**step, "value": _value_text(step)}
+
+
+def _value_text(about: Mapping[str, Any]) -> str:
+    """The value of a step or signal; of one that was too long for a history, its size and digest."""
+    if "value_bytes" in about:
+        return f"not kept: {about['value_bytes']:,} bytes, SHA-256 {about['value_sha256']}"
+    return cut(json_text(about["value"]), STEP_CHARS_MAX)
 
 
 def _signals(found: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
