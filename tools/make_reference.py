@@ -407,7 +407,7 @@ COSTS_ABOUT = (
 
 
 GROUPS = [name for name, each in commands_in(parser()).items() if isinstance(each, Group)]
-CELERY = "../use/from-celery.md"
+CELERY = ROOT / "docs" / "use" / "from-celery.md"
 WORDS_BETWEEN = re.compile(r"(?<=<!-- made from limpet.kernel.foreign -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
@@ -415,11 +415,10 @@ def celery_page() -> str:
     """The page from Celery, with the table of `limpet.kernel.foreign` in it."""
     shown = [(*(" ".join(f"`{word}`" for word in said.split()) for said in row[:2]), row.ours) for row in WORDS]
     made = _rows(("Celery", "Huey, RQ, Dramatiq, SQS", "Limpet"), shown)
-    return WORDS_BETWEEN.sub(lambda _: made, (FOLDER / CELERY).read_text())
+    return WORDS_BETWEEN.sub(lambda _: made, CELERY.read_text())
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    CELERY: celery_page,
     "cli.md": cli_page,
     "costs.md": costs_page,
     "house.md": house_page,
@@ -429,6 +428,8 @@ PAGES: dict[str, Callable[[], str]] = {
     **{name: partial(python_page, name) for name in PYTHON_PAGES.values()},
 }
 """What makes each page."""
+PARTS: dict[Path, Callable[[], str]] = {CELERY: celery_page}
+"""Pages written by hand, of which a part is made."""
 
 
 def main() -> None:
@@ -436,6 +437,8 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page())
+    for path, page in PARTS.items():
+        path.write_text(page())
 
 
 if __name__ == "__main__":
