@@ -55,6 +55,7 @@ SCENARIOS: dict[str, Scenario] = {
     "queue_far": partial(_run, "sim.queue", "FarQueueActors"),
     "durable": partial(_run, "sim.durable", "DurableActors"),
     "backup": partial(_run, "sim.backup", "BackupActors"),
+    "drop": partial(_run, "sim.drop", "DropActors"),
     "lives": partial(_run, "sim.lives", "LivesActors"),
     "supervisor": partial(_run, "sim.supervisor", "SupervisorActors"),
     "index": partial(_run, "sim.index", "IndexActors"),

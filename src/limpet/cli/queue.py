@@ -14,7 +14,19 @@ from limpet import cli
 from limpet.cli import ago, clean, clean_lines, many, now_of, pairs, print_json, say, table, when
 from limpet.cli.options import IdArgument, JsonOption, QueueArgument, SinceOption, UrlOption, WhereOption
 from limpet.cli.parse import Argument, Option, group, lines
-from limpet.cli.queue_change import adopt, cancel, nothing_failed, pause, purge, push, resume, retry, signal, sweep
+from limpet.cli.queue_change import (
+    adopt,
+    cancel,
+    drop,
+    nothing_failed,
+    pause,
+    purge,
+    push,
+    resume,
+    retry,
+    signal,
+    sweep,
+)
 from limpet.kernel.errors import Invalid, Missing
 
 if TYPE_CHECKING:
@@ -437,6 +449,7 @@ app = group(
     pause,
     resume,
     purge,
+    drop,
     sweep,
     adopt,
     epilog=lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -11,6 +12,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.cell import Lost, Replaced, Unclear, Versioned, Won
+from limpet.kernel.drop import Dropper, DropReport, being_dropped
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
     BATCH,
@@ -37,6 +39,7 @@ from limpet.kernel.waiting import attempts
 from limpet.queue.adopt import Adopter, QueueAdoptReport
 from limpet.queue.api import Policy
 from limpet.queue.decide import cancelled, claimed
+from limpet.queue.drop import QueueTarget
 from limpet.queue.durable import asks_again, is_copy, is_retry, life_of, life_of_receipt, life_said, next_scratch, woken
 from limpet.queue.entry import (
     DURABLE_SCHEMA,
@@ -65,6 +68,8 @@ class Operating(Inspection):
     """The methods of a queue that change it for operators."""
 
     policy: Policy
+    announce_drop: Callable[[bool], object] = staticmethod(lambda dropping: None)
+    """Says in limpet.json that the queue is being dropped, or is no more."""
     _pusher: Pusher
     _payload_type: Any
     _sweeper: Sweeper
@@ -353,6 +358,8 @@ class Operating(Inspection):
         def change(record: ControlRecord | None) -> ControlRecord | None:
             nonlocal changes
             before = record or ControlRecord()
+            if before.dropping is not msgspec.UNSET:
+                raise being_dropped("queue", self._keys.name)
             changes = before.paused != paused
             return msgspec.structs.replace(before, paused=paused) if changes else None
 
@@ -364,6 +371,26 @@ class Operating(Inspection):
         self._ask_control_at_s = float("-inf")
         if changes and not paused:
             self.storage.ring()
+
+    def drop(self, *, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None) -> DropReport:
+        """Remove the queue with all that it holds, receipts too, and everything that Limpet knows of its ids.
+
+        Tasks that were pushed before are gone. A push meanwhile is removed too, or stays and makes the queue anew; one
+        that is acknowledged after the drop has returned stays, also under an id that was used before. Workers of the
+        queue go on, and serve it again after the next push; one that lost its claim before the drop, and ends its task
+        after it, writes nothing. (Not so a process that sleeps for minutes between two of its requests.)
+        `dry_run` only says what would be removed. `progress` is told what it waits for: 7 s until workers have noticed,
+        if tasks wait, and in a bucket two minutes, if there were ids of your own, until no delete can come late.
+        Raises: Conflict while a task runs, and nothing was changed; Held while another process drops it; Missing;
+        Unsupported for a queue that is exchanged with other nodes. After any other error, drop it again.
+        Cost: 3 LISTs per 1,000 objects, 1 GET for each lease, 1 DELETE an object, in bulk; 10 PUTs and 10 GETs.
+        Crash: the queue is paused and cannot be resumed; a second drop goes on.
+        """
+        self.check_own()
+        dropper = Dropper(self._store, self._runtime, QueueTarget(self.storage, self.announce_drop), self.storage.watch)
+        report = dropper.look() if dry_run else dropper.run(progress=progress)
+        self._ask_control_at_s = float("-inf")
+        return report
 
     def purge(self) -> int:
         """A user's id gets a receipt, so that it stays used.
