@@ -57,6 +57,7 @@ _ACTORS = {
     "durable": ("sim.durable", "DurableActors"),
     "swept": ("sim.swept", "SweptActors"),
     "backup": ("sim.backup", "BackupActors"),
+    "drop": ("sim.drop", "DropActors"),
     "lives": ("sim.lives", "LivesActors"),
     "supervisor": ("sim.supervisor", "SupervisorActors"),
     "index": ("sim.index", "IndexActors"),

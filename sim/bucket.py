@@ -396,6 +396,8 @@ def room_of(key: str) -> str:
 
 def _queue_room(parts: Sequence[str]) -> str:
     kinds = {"task.json": "task", "tasks.jsonl": "task", "lease.json": "lease", "remote.json": "remote"}
+    if parts[1].endswith((".drop.json", ".drop.lock")):
+        return "drop" if parts[1].endswith("json") else "lock"
     if len(parts) < 3 or not parts[2]:
         return "queue"
     return kinds.get(parts[-1]) or {"slots": "slot"}.get(parts[2], parts[2].removesuffix(".json"))

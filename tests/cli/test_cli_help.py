@@ -15,7 +15,16 @@ from limpet.cli import parser
 from limpet.cli.parse import Group, summary_of
 
 LINES_MAX = 80
-GROUPS = [("catalog",), ("catalog", "quarantine"), ("events",), ("index",), ("lock",), ("queue",), ("tables",)]
+GROUPS = [
+    ("catalog",),
+    ("catalog", "quarantine"),
+    ("events",),
+    ("index",),
+    ("lock",),
+    ("cell",),
+    ("queue",),
+    ("tables",),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "limpet")

@@ -35,7 +35,9 @@ from limpet.app.record import (
     SUPERVISED,
     Connector,
     FleetRecord,
+    announce_drop,
     enabled,
+    epoch_for,
     fresh,
     identified,
     record_cell,
@@ -202,7 +204,7 @@ class Fleet(AnswersNames):
         self._connector = connector
         connected = record if callable(record) else lambda: record
         self._journal = cache(partial(_journal_of, self.store, connected, runtime))  # asked at the first use of a queue
-        self._epoch = cache(lambda: connected().epoch or 0)
+        self._connected = connected
 
     @property
     def tasks(self) -> Tasks:
@@ -291,11 +293,13 @@ class Fleet(AnswersNames):
                     if on_error is not None and not isinstance(error, Missing):
                         on_error(key, error)
                     continue
-                yield seen
+                if seen.value.dropped is not True:
+                    yield seen
 
     def lock_seen(self, name: str) -> Versioned[LeaseRecord] | None:
         """The lock `name` as it is now, like `locks`; None if it was never used.   Cost: 1 GET."""
-        return self._lease_cell(keys.lock_key(name)).read()
+        seen = self._lease_cell(keys.lock_key(name)).read()
+        return seen if seen is not None and seen.value.dropped is not True else None
 
     def _lease_cell(self, key: keys.Key) -> Cell[LeaseRecord]:
         from limpet.kernel.lease import lease_cell
@@ -306,9 +310,34 @@ class Fleet(AnswersNames):
         """The cell `name`: any JSON value up to 1 MiB, read and swapped as a whole.   Cost: nothing yet."""
         from limpet.kernel.cell import PLAIN, Cell
 
-        cell = Cell(self.store, keys.cell_key(name), PLAIN, self.runtime)
+        remedy = f"restore it from a backup, or `limpet cell rm {name} --force`"
+        cell = Cell(self.store, keys.cell_key(name), PLAIN, self.runtime, remedy=remedy)
         self.handles[cell] = methodcaller("cell", name)
         return cell
+
+    def cells(
+        self, *, on_error: Callable[[keys.Key, LimpetError], None] | None = None
+    ) -> Iterator[tuple[keys.Key, int, Versioned[Any]]]:
+        """Every cell that has a value: its key, its size in bytes, and what was read; in the order of the keys.
+
+        A cell that cannot be read is left out, and `on_error` is called with its key and the error.
+        Cost: 1 LIST per 1,000 cells that were ever used + 1 GET a cell, a bounded number at once.
+        """
+        from limpet.kernel.cell import DROPPED, PLAIN, Cell
+
+        listed = (stat.key for stat in self.store.list(keys.CELLS))
+        while some := [*islice(listed, AT_ONCE)]:
+            for key, found in self.store.get_many(some).items():
+                try:
+                    if isinstance(found, LimpetError):
+                        raise found
+                    seen = Cell(self.store, key, PLAIN, self.runtime).decode(found)
+                except (Corrupt, Invalid, Missing, Unsupported) as error:
+                    if on_error is not None and not isinstance(error, Missing):
+                        on_error(key, error)
+                    continue
+                if seen.value is not DROPPED:
+                    yield key, found.size, seen
 
     def queue(
         self, name: str, *, payload_type: Any = None, create: bool = True, **policy: Unpack[PolicyFields]
@@ -343,9 +372,10 @@ class Fleet(AnswersNames):
                 provider=provider,
                 payload_type=payload_type,
                 journal=self._journal,
-                epoch=self._epoch,
+                epoch=partial(epoch_for, self.store, self.runtime, self._connected, name),
                 watch=self._watch,
             )
+            queue.announce_drop = partial(announce_drop, self.store, self.runtime, name)
         if not create:
             demand_queue(self, queue)
         self.handles[queue] = methodcaller("queue", name, payload_type=payload_type, **policy)

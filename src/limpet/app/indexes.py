@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -115,11 +116,15 @@ def add_columns(fleet: Fleet, name: str, new: Sequence[Field]) -> tuple[Manifest
     return manifest, [field.name for field in manifest.fields if field.name not in known]
 
 
-def columns_for(name: str, stream: IO[bytes], format: str, key: str | None) -> tuple[dict[str, Any], str]:
+def columns_for(
+    name: str, stream: IO[bytes], format: str, key: str | None, *, at: datetime | None
+) -> tuple[dict[str, Any], str]:
     """The columns of a new index `name` for the records of a file, as a table schema, and its key.
 
-    A key that is neither text nor an integer in the file becomes text.   Raises: Invalid.
+    A key that is neither text nor an integer in the file becomes text. `at`: read the whole file as an import would at
+    that time, so that no index is made for a file with a bad record.   Raises: Invalid.
     """
+    from limpet.index.files import check_file
     from limpet.index.formats import FORMATS
 
     sample = FORMATS[format].sample(stream)
@@ -134,5 +139,12 @@ def columns_for(name: str, stream: IO[bytes], format: str, key: str | None) -> t
         else field
         for field in sample.fields
     ]
-    with_own(fields, key)  # refuses columns that no index can have
+    schema = with_own(fields, key)  # refuses columns that no index can have
+    if at is not None:
+        try:
+            check_file(schema, stream, format, at)
+        except Invalid as error:
+            given = " ".join(f"--field {field.name}:{field.type}" for field in fields)
+            hint = f"{error.hint}; or make the index with other types: limpet index create {name} {given} --key {key}"
+            raise Invalid(f"{error}; nothing was created or imported", hint=hint) from None
     return package_of(fields), key

@@ -4,7 +4,8 @@ new fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import msgspec
 
 from limpet.kernel import keys
 from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.drop import BEGUN, being_dropped, drop_cell
 from limpet.kernel.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.kernel.records import Count, Name
 from limpet.kernel.runtime import Runtime
@@ -35,6 +37,9 @@ FEATURES = frozenset({SUPERVISED, NODE})
 journals and logs. `node`: this is one node's own directory among them."""
 
 
+DROPPING_MAX = 100
+
+
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `limpet.json` beside the cell's header."""
 
@@ -48,6 +53,8 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
     """Raised by each restore of a backup, and not set before the first: what was pushed in another epoch may have
     recorded steps."""
+    dropping: Annotated[list[Name], msgspec.Meta(max_length=DROPPING_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    """Queues that are being dropped, or were when a process died: their drop records tell."""
 
 
 def fresh(probe: Findings, id_: str | msgspec.UnsetType = msgspec.UNSET) -> FleetRecord:
@@ -107,6 +114,38 @@ def upgraded(record: FleetRecord) -> FleetRecord | None:
         min_writer=max(record.min_writer, LEVEL),
     )
     return raised if raised != record else None
+
+
+def announce_drop(store: Store, runtime: Runtime, queue: str, dropping: bool) -> None:
+    """Note that a queue is being dropped, or is no more, for those who open the fleet from now on.
+
+    Cost: 1 GET + at most 1 PUT.
+    """
+
+    def change(record: FleetRecord | None) -> FleetRecord | None:
+        if record is None:
+            return None
+        before = record.dropping or []
+        names = [name for name in before if name != queue] + [queue] * dropping
+        if names == before or len(names) > DROPPING_MAX:
+            return None
+        return msgspec.structs.replace(record, dropping=names or msgspec.UNSET)
+
+    record_cell(store, runtime).update(change)
+
+
+def epoch_for(store: Store, runtime: Runtime, record: Callable[[], FleetRecord], queue: str) -> int:
+    """The epoch of the fleet, for whoever is about to push to a queue.
+
+    Raises: Unsupported for a queue that is being dropped.   Cost: nothing; 1 GET if limpet.json says that it may be.
+    """
+    seen = record()
+    if seen.dropping and queue in seen.dropping:
+        with suppress(Denied):
+            drop = drop_cell(store, keys.QueueKeys.of(queue).drop, runtime).read()
+            if drop is not None and drop.value.stage in BEGUN:
+                raise being_dropped("queue", queue)
+    return seen.epoch or 0
 
 
 def record_cell(store: Store, runtime: Runtime) -> Cell[FleetRecord]:

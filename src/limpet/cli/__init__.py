@@ -108,6 +108,7 @@ COMMANDS = {
         "Serve the table catalog: Iceberg's REST protocol, for PyIceberg, DuckDB, Polars and Spark.",
     ),
     "lock": ("limpet.cli.lock:app", "Run a command under a lock, and look at locks."),
+    "cell": ("limpet.cli.cell:app", "Read, write and count JSON values that all processes share."),
     "events": ("limpet.cli.events:app", "Look at what ran: the runs that workers record with --events."),
 }
 """Each command: its module and its name there, and its line in `limpet --help`, which loads none of them."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import limpet
 from limpet import cli
 from limpet.cli import ago, answer, clean, complain, confirm, pairs, print_json, say, table, when
+from limpet.cli.drop import DryRunOption
 from limpet.cli.options import JsonOption, UrlOption, YesOption
 from limpet.cli.parse import Argument, BadParameter, Exit, Option, group, lines
 from limpet.kernel.errors import Missing
@@ -187,6 +188,36 @@ def break_(
     answer(facts, text if was_held else f"{name!r} is free already; nothing was changed", json=json)
 
 
+def drop(
+    name: NameArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Drop a lock that nobody holds: `limpet lock ls` shows it no more. Its name can be used again.
+
+    A record of it stays, so that the next holder gets a higher token than every earlier one.
+
+    Example:
+    $ limpet lock drop backup -u s3://acme/prod
+    Exit codes: 0 dropped; 1 no such lock or fleet, or you said no; 2 wrong usage, or no terminal; 75 it is held.
+    """
+    from limpet.app.health import lock_state_of
+
+    fleet = limpet.open(url, create=False, read_only=dry_run).check()
+    lock = lock_state_of(fleet, name)
+    facts = {"name": name, "dropped": not dry_run, "was": lock}
+    if dry_run:
+        text = f"would be dropped: lock {name!r}, which is {lock.state}; the next holder gets token {lock.token + 1}"
+        answer(facts, text, json=json)
+        return
+    if not yes and lock.state == "free":  # one that is held is refused without a question
+        confirm(f"lock {name!r} is free, and was last held by {lock.holder}", "Drop it?")
+    fleet.lock(name).drop()
+    answer(facts, f"dropped lock {name!r}; the next holder gets token {lock.token + 1}", json=json)
+
+
 def _replace_damaged(fleet: Fleet, name: str, *, yes: bool, json: bool) -> None:
     """Replace a record that cannot be taken, and exit. Returns for one that is in order."""
     why = fleet.lock(name).damage()
@@ -211,6 +242,7 @@ app = group(
     ls,
     show,
     break_,
+    drop,
     epilog=lines(
         "Example: at most one backup at a time, on any number of machines",
         "$ limpet lock run backup -u s3://acme/prod --ttl 60 -- ./backup.sh",

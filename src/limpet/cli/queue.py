@@ -25,6 +25,7 @@ from limpet.cli.parse import Argument, Option, group, lines
 from limpet.cli.queue_change import (
     adopt,
     cancel,
+    drop,
     fail,
     nothing_failed,
     pause,
@@ -547,6 +548,7 @@ app = group(
     resume,
     "Keep",
     purge,
+    drop,
     sweep,
     adopt,
     epilog=lines(

@@ -1,5 +1,5 @@
 """`limpet queue push`, and what operators do to tasks that wait or have failed: `retry`, `cancel`, `fail`, `signal`,
-`pause`, `resume`, `purge`, `sweep`, `adopt`."""
+`pause`, `resume`, `purge`, `drop`, `sweep`, `adopt`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import limpet
 from limpet.cli import EXIT_FAILED, ago, answer, clean, confirm, console, print_json, progress_bar, say
+from limpet.cli.drop import DryRunOption, run_drop
 from limpet.cli.options import (
     DELAY_HELP,
     STDIN,
@@ -380,6 +381,36 @@ def purge(queue: QueueArgument, yes: YesOption = False, url: UrlOption = None, j
         confirm(f"{waiting} would be dropped from {queue!r}, {stats.in_flight:,} of them running", "Drop them all?")
     gone = handle.purge()
     answer({"queue": queue, "purged": gone}, f"dropped {many(gone, 'task')} of {queue!r}", json=json)
+
+
+def drop(
+    queue: QueueArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove a queue with all that it holds: tasks that wait, receipts, results. Its name can be used again.
+
+    It is refused while tasks run: stop the workers, or wait. The queue is paused meanwhile, and cannot be used. If the
+    command is killed, run it again: it goes on. In a bucket it waits for two minutes if the queue had ids of your own,
+    so that no late delete strikes a task that is pushed under one of them again.
+
+    Example: what would go; then drop it
+    $ limpet queue drop enrich --dry-run -u s3://acme/prod
+    $ limpet queue drop enrich --yes -u s3://acme/prod
+    Exit codes: 0 dropped; 1 no such queue, tasks run, or you said no; 2 wrong usage, or no terminal to ask; 75 another
+      process drops it.
+    """
+    from limpet.app.fleet import demand_queue
+
+    fleet = limpet.open(url, create=False, read_only=dry_run).check()
+    handle = fleet.queue(queue)
+    try:
+        run_drop(handle.drop, yes=yes, dry_run=dry_run, json=json)
+    except Missing:
+        demand_queue(fleet, handle)
+        raise
 
 
 def sweep(queue: QueueArgument, url: UrlOption = None, json: JsonOption = False) -> None:

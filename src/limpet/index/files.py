@@ -40,6 +40,7 @@ from limpet.kernel.records import YEARS, Count, Name, Text
 from limpet.kernel.runtime import Runtime
 
 TICK_RECORDS = 1000
+CHECKED_RECORDS = 20_000
 ENDS_BYTES = 64 << 10
 CLOCK_NOW_S = -1.0
 TOMBSTONES_IN = "usv"
@@ -82,7 +83,31 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
     Raises: Invalid for the first invalid record, unless they are skipped; nothing of the chunk is written then.
     Cost: at most 1 PUT for each shard touched.   Crash: some are written; importing the chunk again completes it.
     """
-    schema, form = index.manifest.schema, FORMATS[order.format]
+    winners, taken = _encoded(index.manifest.schema, chunk, order, tick)
+    index.put_lines(winners)
+    return taken
+
+
+def check_file(schema: Schema, stream: IO[bytes], format: str, at: datetime) -> int:
+    """Read a whole file as an import into an index with that schema would at that time; the number of its records.
+
+    Raises: Invalid for the first invalid record.
+    """
+    form = FORMATS[format]
+    head = form.head(stream)
+    form.decoder(head.names, schema)
+    records = 0
+    for chunk in form.chunks(stream, head, head.start, ChunkLimits(CHECKED_RECORDS)):
+        records += _encoded(schema, chunk, ChunkOrder(format, at, False))[1].records
+    stream.seek(0)
+    return records
+
+
+def _encoded(
+    schema: Schema, chunk: Chunk, order: ChunkOrder, tick: Callable[[int], None] | None = None
+) -> tuple[dict[str, bytes], Taken]:
+    """The lines of a chunk by their keys, as `take` writes them."""
+    form = FORMATS[order.format]
     decode, decode_many = form.decoder(chunk.names, schema), form.bulk_decoder(chunk.names, schema)
     times = FixedTimes(stamp_text(order.at), order.at + AHEAD_MAX)
     winners: dict[str, bytes] = {}
@@ -119,8 +144,7 @@ def take(index: Index[Any], chunk: Chunk, order: ChunkOrder, tick: Callable[[int
                 winners[key] = line
             records += 1
         looked_at += len(some)
-    index.put_lines(winners)
-    return Taken(records, tuple(bad))
+    return winners, Taken(records, tuple(bad))
 
 
 def _lines(

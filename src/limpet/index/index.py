@@ -15,6 +15,7 @@ from limpet.index.compiler import Compiler, CompileReport, Outcomes, ShardJob, c
 from limpet.index.decide import DEPTHS, shard_ids
 from limpet.index.describe import IndexStats, stats, write_descriptions
 from limpet.index.maintain import WholeIndex
+from limpet.index.maintain.drop import IndexTarget, make_room
 from limpet.index.maintain.import_existing import AdoptReport, foreign_manifest, import_existing, import_in_place
 from limpet.index.maintain.offline import PurgeReport, ReshardReport, purge, reshard
 from limpet.index.maintain.verify import VerifyReport, verify
@@ -25,6 +26,7 @@ from limpet.index.storage import IndexStorage, Manifest, WaitingShards, fresh, m
 from limpet.index.types import extended, nullable, with_own
 from limpet.index.writer import RecordWriter, Stamps
 from limpet.kernel.cell import Cell
+from limpet.kernel.drop import Dropper, DropReport
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unavailable
 from limpet.kernel.keys import IndexKeys, Key
 from limpet.kernel.lease import VersionWatch
@@ -217,6 +219,28 @@ class Index(Generic[R]):
         self._opened = None
         return report
 
+    def drop(
+        self, *, quiesced: bool = False, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None
+    ) -> DropReport:
+        """Remove the index with all its records.
+
+        Processes that have it open learn of it within ten minutes; until then, puts of theirs may succeed, and go with
+        the index. So an index of that name is created eleven minutes later at the earliest, unless the drop was
+        `quiesced`: nothing uses the index any more. The new index has nothing of the old one. A published table stays.
+        `dry_run` only says what would be removed. `progress` is told what it waits for: in a bucket two minutes, until
+        no delete can come late.
+        Raises: Conflict while a compiler, repair or reshard works, and nothing was changed, or if others go on to
+        write; Held while another process drops it; Missing; Corrupt. After any other error, drop it again.
+        Cost: 2 LISTs per 1,000 objects, 1 GET for each lock of a shard, 1 DELETE an object, in bulk; 10 PUTs, 12 GETs.
+        Crash: the index is refused by every process; a second drop goes on.
+        """
+        dropper = Dropper(
+            self._storage.store, self._runtime, IndexTarget(self._storage, quiesced=quiesced), self._watch
+        )
+        report = dropper.look() if dry_run else dropper.run(quiesced=quiesced, progress=progress)
+        self._opened = None
+        return report
+
     def allow_null(self, field: str) -> None:
         """Make a required column nullable. Programs whose type requires a value cannot read a record without one from
         then on (Unsupported), so change their types first.   Raises: Missing; Invalid.
@@ -380,11 +404,12 @@ class Layout:
     def _create(self) -> Manifest:
         """Create a new index: empty shards, then the manifest, then the descriptions.
 
-        Raises: Corrupt or Conflict if there are records of something else: nothing is written then.
-        Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 2 GETs.
+        Raises: Corrupt or Conflict if there are records of something else: nothing is written then; as `make_room`.
+        Cost: 1 LIST, 1 PUT a shard + 3 PUTs and 3 GETs; for a name that was dropped as `make_room`.
         Crash: without a manifest there is no index; creating it again completes it.
         """
         manifest = self.planned()
+        make_room(self._storage)
         if next(self._storage.store.list(self._storage.keys.root), None) is not None:
             self._check_empty()
         if self.put_shards(manifest):

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Annotated, TypeVar
 
@@ -23,15 +23,17 @@ import msgspec
 
 from limpet.index.codec import Fields, Schema
 from limpet.index.decide import DEPTHS, places_of, shard_ids, shard_of
-from limpet.kernel.cell import Cell, struct_codec
+from limpet.kernel.cell import Cell, Codec, struct_codec
+from limpet.kernel.drop import being_dropped
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown
 from limpet.kernel.keys import IndexKeys, Key, is_key, name_of
-from limpet.kernel.records import INTEGER_MAX, RECORD_BYTES_MAX, Name, Positive
+from limpet.kernel.records import INTEGER_MAX, RECORD_BYTES_MAX, Name, Positive, decode
 from limpet.kernel.runtime import Runtime
 from limpet.kernel.store.api import Blob, Put, Stat, Store, Version
 from limpet.kernel.waiting import SENDS_MAX, attempts
 from limpet.kernel.wording import many
 
+DROPPING_SCHEMA = 2
 COUNTED_DEPTH_MAX = 3
 """A deeper index has too many shards to record them in one small object."""
 
@@ -62,6 +64,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     records: Annotated[tuple[_Number, ...], _OF_SHARDS] = ()
     sizes: Annotated[tuple[_Number, ...], _OF_SHARDS] = ()
     sums: Annotated[tuple[_Sum, ...], _OF_SHARDS] = ()
+    dropping: bool | msgspec.UnsetType = msgspec.UNSET
+    """Set while the index is being dropped. Then its schema is one that older versions refuse."""
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether it is being dropped."""
+        return self.dropping is True
 
     @cached_property
     def schema(self) -> Schema:
@@ -157,11 +166,29 @@ def noted(
 def manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
     """The cell of an index's manifest."""
     name = name_of(storage.keys.root.rpartition("/")[2])
+    return _manifest_cell(storage, Codec(Manifest, None, partial(_open_manifest, name)), name)
+
+
+def closed_manifest_cell(storage: IndexStorage) -> Cell[Manifest]:
+    """As `manifest_cell`, for a process that drops the index: also where it is being dropped."""
+    codec = replace(struct_codec(Manifest), schema_of=lambda manifest: DROPPING_SCHEMA if manifest.is_dropping else 1)
+    return _manifest_cell(storage, codec, name_of(storage.keys.root.rpartition("/")[2]))
+
+
+def _open_manifest(name: str, data: bytes, what: str) -> Manifest:
+    manifest = decode(data, Manifest, what=what)
+    if manifest.is_dropping:
+        raise being_dropped("index", name)
+    return manifest
+
+
+def _manifest_cell(storage: IndexStorage, codec: Codec[Manifest], name: str) -> Cell[Manifest]:
+    codec = replace(codec, schema_max=DROPPING_SCHEMA)
     remedy = (
         f"restore it from a backup; if another program wrote it, stop that, and `limpet index adopt {name} --quiesced` "
         "makes an index of its files"
     )
-    return Cell(storage.store, storage.keys.manifest, struct_codec(Manifest), storage.runtime, remedy=remedy)
+    return Cell(storage.store, storage.keys.manifest, codec, storage.runtime, remedy=remedy)
 
 
 A = TypeVar("A")

@@ -285,6 +285,11 @@ def backup_lists(run: str) -> str:
     return f"{BACKUPS}/{segment(run)}"
 
 
+def drop_lock(drop: Key) -> Key:
+    """The lock of the process that drops what the key of a drop record names."""
+    return Key(f"{drop.removesuffix('.json')}.lock")
+
+
 # ---- queues ----
 
 
@@ -473,6 +478,8 @@ class QueueKeys:
     """The time of the last sweep."""
     asking = Object("{root}/slots/asking.lock")
     """The lease of the process that looks for what suspended tasks wait for."""
+    drop = Object("{root}.drop.json")
+    """How far the queue was dropped; it stays, beside the folder."""
 
     @staticmethod
     def of(queue: str) -> QueueKeys:
@@ -622,6 +629,8 @@ class IndexKeys:
     """Unreadable objects."""
     adopted = Folder("{root}/adopted")
     """Files of other programs that have names which the index uses itself."""
+    drop = Object("{root}.drop.json")
+    """How far the index was dropped; it stays, beside the folder."""
 
     @staticmethod
     def of(index: str) -> IndexKeys:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, get_arg
 
 from limpet.kernel.answers import AnswersNames, answers_fields, answers_options
 from limpet.kernel.cell import Fence
+from limpet.kernel.drop import DropReport
 from limpet.kernel.errors import Invalid, LeaseLost, TaskFailed, Unsupported
 from limpet.kernel.lease.decide import check_ttl
 from limpet.kernel.records import SECONDS_MAX
@@ -583,6 +584,9 @@ class Queue(Protocol):
 
     def purge(self) -> int:
         """Drop all pending and scheduled tasks; returns how many there were."""
+
+    def drop(self, *, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None) -> DropReport:
+        """Remove the queue with all that it holds; its name can be used again. `dry_run` only says what would go."""
 
 
 def need(queue: str, provider: str, supports: frozenset[Feature], feature: Feature) -> None:

@@ -542,9 +542,12 @@ class EntryClaim:
             self._write_end()
 
     def _outlived(self) -> bool:
-        """Whether this claim ran out so long ago that its entry's name may be that of another life: then nothing of it
-        counts. Receipts last for a week at least, and the clock also counts time asleep.   Cost: nothing; then 1 GET.
+        """Whether this claim ran out so long ago that its entry's name may be that of another life, or its queue was
+        dropped since it began: then nothing of it counts. Receipts last for a week at least, and the clock also counts
+        time asleep.   Cost: nothing while it holds its lease; then 1 GET, or 2.
         """
+        if self._lease.lost and self.storage.dropped_within(self.held_s):
+            return True
         if self.content.minted or self._lease.valid_for_s() > -OUTLIVED_S:
             return False
         try:
@@ -553,7 +556,7 @@ class EntryClaim:
             return True
 
     def _write_end(self) -> None:
-        if self._outlived():
+        if self.storage.runtime.elapsed_s() - self.state.began_s > self._policy.ttl_s / 2 and self._outlived():
             self._end()
         elif self.batch:
             self._finish_batch()

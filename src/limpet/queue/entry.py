@@ -339,6 +339,8 @@ class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator has set."""
 
     paused: bool = False
+    dropping: bool | msgspec.UnsetType = msgspec.UNSET
+    """Set while the queue is being dropped: whether it was paused before. It is paused too, for older workers."""
 
 
 class SweepRecord(msgspec.Struct, frozen=True, kw_only=True):

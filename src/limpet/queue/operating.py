@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Versioned, Won
+from limpet.kernel.drop import Dropper, DropReport, being_dropped
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Missing, Unsupported
 from limpet.kernel.keys import (
     BATCH,
@@ -41,6 +43,7 @@ from limpet.queue.adopt import Adopter, QueueAdoptReport
 from limpet.queue.api import FAILED_BY_COMMAND, Policy
 from limpet.queue.claim import EntryClaim
 from limpet.queue.decide import cancelled, claimable, claimed, clean_text, waits_left
+from limpet.queue.drop import QueueTarget
 from limpet.queue.durable import (
     asks_again,
     awaited_signal,
@@ -90,6 +93,8 @@ class Operating(Inspection):
 
     policy: Policy
     _decoder: msgspec.json.Decoder[Any]
+    announce_drop: Callable[[bool], object] = staticmethod(lambda dropping: None)
+    """Says in limpet.json that the queue is being dropped, or is no more."""
     _pusher: Pusher
     _renewer: Renewer
     _payload_type: Any
@@ -504,6 +509,8 @@ class Operating(Inspection):
         def change(record: ControlRecord | None) -> ControlRecord | None:
             nonlocal changes
             before = record or ControlRecord()
+            if before.dropping is not msgspec.UNSET:
+                raise being_dropped("queue", self._keys.name)
             changes = before.paused != paused
             return msgspec.structs.replace(before, paused=paused) if changes else None
 
@@ -515,6 +522,26 @@ class Operating(Inspection):
         self._ask_control_at_s = float("-inf")
         if changes and not paused:
             self.storage.ring()
+
+    def drop(self, *, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None) -> DropReport:
+        """Remove the queue with all that it holds, receipts too, and everything that Limpet knows of its ids.
+
+        Tasks that were pushed before are gone. A push meanwhile is removed too, or stays and makes the queue anew; one
+        that is acknowledged after the drop has returned stays, also under an id that was used before. Workers of the
+        queue go on, and serve it again after the next push; one that lost its claim before the drop, and ends its task
+        after it, writes nothing. (Not so a process that sleeps for minutes between two of its requests.)
+        `dry_run` only says what would be removed. `progress` is told what it waits for: 7 s until workers have noticed,
+        if tasks wait, and in a bucket two minutes, if there were ids of your own, until no delete can come late.
+        Raises: Conflict while a task runs, and nothing was changed; Held while another process drops it; Missing;
+        Unsupported for a queue that is exchanged with other nodes. After any other error, drop it again.
+        Cost: 3 LISTs per 1,000 objects, 1 GET for each lease, 1 DELETE an object, in bulk; 10 PUTs and 10 GETs.
+        Crash: the queue is paused and cannot be resumed; a second drop goes on.
+        """
+        self.check_own()
+        dropper = Dropper(self._store, self._runtime, QueueTarget(self.storage, self.announce_drop), self.storage.watch)
+        report = dropper.look() if dry_run else dropper.run(progress=progress)
+        self._ask_control_at_s = float("-inf")
+        return report
 
     def purge(self) -> int:
         """A user's id gets a receipt, so that it stays used.

@@ -15,7 +15,8 @@ from weakref import WeakMethod
 
 from limpet.kernel import records
 from limpet.kernel.cell import Cell, Codec, Lost, Outcome, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Unsupported
+from limpet.kernel.drop import BEGUN, Stage, drop_cell
+from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Unsupported
 from limpet.kernel.keys import Key, QueueKeys, batch_of, count_of, name_of_receipt, parts_of_step
 from limpet.kernel.lease import VersionWatch
 from limpet.kernel.runtime import ComputedField, Runtime
@@ -47,6 +48,7 @@ __all__ = ["Journal", "NoJournal", "Notices", "Storage"]
 SIGNAL_CHARS_MAX = 200
 NOTICES_MAX = 1_000
 EXACT_S = 3600.0
+DROP_MARGIN_S = 5.0
 RAW_BYTES_MAX = 2 * ENTRY_BYTES_MAX
 """How much of an unreadable object is kept."""
 RECEIPT_CODEC = struct_codec(Receipt)
@@ -367,6 +369,20 @@ class Storage:
         """Whether an operator has paused the queue.   Raises: Corrupt; Unsupported.   Cost: 1 GET."""
         seen = self.control().read()
         return seen is not None and seen.value.paused
+
+    def dropped_within(self, seconds: float) -> bool:
+        """Whether the queue was dropped in that time, or is being dropped; no, where the role may not know.
+
+        Cost: 1 GET, and 1 PUT + 1 HEAD for the store's clock if it was ever dropped.
+        """
+        try:
+            seen = drop_cell(self.store, self.keys.drop, self.runtime).read()
+        except (Corrupt, Denied, Unsupported):
+            return False
+        if seen is None or seen.modified is None or seen.value.stage is Stage.KEPT:
+            return False
+        age_s = (self.store.now(max_age_s=-1.0) - seen.modified).total_seconds()
+        return seen.value.stage in BEGUN or age_s <= 1.1 * seconds + DROP_MARGIN_S
 
     def raw_bytes(self, key: Key) -> bytes:
         """The bytes of an object, not decoded: the first 16 MiB.   Raises: Missing.   Cost: 1 GET."""

@@ -167,6 +167,8 @@ class Sweeper:
             return
         except Unsupported:
             return
+        if seen is None and self._is_dropped():
+            return
         now = self._store.now(max_age_s=BUSY_S)
         if seen is not None and seen.modified is not None and now - seen.modified < timedelta(seconds=SWEEP_EVERY_S):
             return
@@ -189,6 +191,13 @@ class Sweeper:
                 self.drop_parts(within_s=PARTS_WITHIN_S)
         except LimpetError:
             return  # another process had the turn, or the store is away: the next turn comes in an hour
+
+    def _is_dropped(self) -> bool:
+        """Whether the queue was dropped, and not used since: a worker that serves it must not make it anew.
+
+        Cost: 1 HEAD, and 1 LIST if it was ever dropped.
+        """
+        return self._storage.exists(self._keys.drop) and next(iter(self._store.list(self._keys.root)), None) is None
 
     def sweep(self, *, grace_s: float = 0.0) -> int:
         """One pass; returns the number of deleted objects. Objects younger than `grace_s` may be in use, and are kept.

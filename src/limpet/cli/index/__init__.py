@@ -28,6 +28,7 @@ app = group(
     maintain.adopt,
     maintain.reshard,
     maintain.purge,
+    maintain.drop,
     help="Keep records by key: import, look up, query, compile, export.",
     epilog=lines(
         "Example: a CSV file into a new index; fold it into shards; look one up",

@@ -1,8 +1,9 @@
-"""`limpet index compile`, `publish`, `verify`, `adopt`, `reshard` and `purge`: operations on a whole index."""
+"""`limpet index compile`, `publish`, `verify`, `adopt`, `reshard`, `purge` and `drop`: operations on a whole index."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,8 +23,9 @@ from limpet.cli import (
     size_text,
     table,
 )
+from limpet.cli.drop import DryRunOption, run_drop
 from limpet.cli.index.options import Engine, EngineOption, IndexArgument, engine_of, opened
-from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, duration_s
+from limpet.cli.options import DELAY_HELP, JsonOption, SignalFlag, UrlOption, YesOption, duration_s
 from limpet.cli.parse import Argument, Exit, Option
 from limpet.kernel.errors import Corrupt, LimpetError, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import IndexKeys
@@ -435,3 +437,34 @@ def purge(
     kept = f"; {report.kept:,} are younger and stay" if report.kept else ""
     text = f"{many(report.dropped, 'tombstone')} dropped from {many(report.shards, 'shard')} of {name!r}{kept}"
     answer({"index": name, **asdict(report)}, text, json=json)
+
+
+def drop(
+    name: IndexArgument,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    quiesced: Annotated[bool, Option(help="Nothing uses the index: its name can be used again at once.")] = False,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove an index with all its records. A table that was published from it stays.
+
+    It is refused while a compiler, a repair or a reshard works. Programs that have the index open learn of it within
+    ten minutes, and puts of theirs go with it; so its name can be used again after eleven minutes, or at once with
+    --quiesced. If the command is killed, run it again: it goes on. In a bucket it waits for two minutes.
+
+    Example: what would go; then drop it
+    $ limpet index drop sites --dry-run -u s3://acme/prod
+    $ limpet index drop sites --yes -u s3://acme/prod
+    Exit codes: 0 dropped; 1 no such index, it is in use, or you said no; 2 wrong usage, or no terminal to ask; 75
+      another process drops it.
+    """
+    from limpet.app.indexes import demand_index
+
+    fleet = limpet.open(url, create=False, read_only=dry_run).check()
+    index = fleet.index(name)
+    try:
+        run_drop(partial(index.drop, quiesced=quiesced), yes=yes, dry_run=dry_run, json=json)
+    except Missing:
+        demand_index(fleet, name)
+        raise

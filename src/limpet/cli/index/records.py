@@ -450,7 +450,7 @@ def import_(
 
     In CSV an empty field is null and "" an empty string. A field that begins with an apostrophe and = + - or @, as
     `limpet index export` writes it, loses the apostrophe. With --create, a column is a string unless the first 1,000
-    records are all of another type.
+    records are all of another type; the index is made once the whole file was found good, unless --skip-bad is given.
 
     Example: into an existing index; into a new one with the columns of the file; on four cores
     $ limpet index import sites sites.csv -u s3://acme/prod
@@ -473,7 +473,7 @@ def import_(
     with open_input(file) as stream:
         if skip_bad is not None and skip_bad.exists() and os.path.samestat(skip_bad.stat(), os.fstat(stream.fileno())):
             raise Invalid("--skip-bad names the file that is imported", hint="name another one")
-        fleet, handle = _target(index, url, stream, named, create=create, key=key)
+        fleet, handle = _target(index, url, stream, named, create=create, key=key, skips=skip_bad is not None)
         work = Import(
             handle,
             stream,
@@ -490,10 +490,11 @@ def import_(
 
 
 def _target(
-    index: str, url: str | None, stream: IO[bytes], format: str, *, create: bool, key: str | None
+    index: str, url: str | None, stream: IO[bytes], format: str, *, create: bool, key: str | None, skips: bool
 ) -> tuple[Fleet, Index[dict[str, Any]]]:
-    """The index to import into. Nothing is created before the file's columns are known to make an index."""
+    """The index to import into. It is created once the whole file was read, unless bad records are skipped."""
     from limpet.app.indexes import columns_for, demand_index
+    from limpet.kernel.runtime import system
 
     if not create:
         fleet = limpet.open(url, create=False).check()
@@ -503,10 +504,12 @@ def _target(
         fleet = limpet.open(url, create=False).check()
         manifest = fleet.index(index).manifest
     except Missing:
-        columns, key = columns_for(index, stream, format, key)
+        columns, key = columns_for(index, stream, format, key, at=None if skips else system().wall())
         fleet = limpet.open(url).check()
         handle = fleet.index(index, columns, key=key)
         handle.manifest  # noqa: B018 - the first look creates it
+        guessed = ", ".join(f"{field['name']} {field['type']}" for field in columns["fields"])
+        say(f"(new index: {guessed}; key {key})", err=True)
         return fleet, handle
     if key not in (None, manifest.key):
         raise Invalid(f"the index {index!r} exists, and its key is {manifest.key!r}", hint="leave --key out")

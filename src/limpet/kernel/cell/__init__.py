@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -68,6 +69,8 @@ class Codec(Generic[T]):
     schema_of: Callable[[T], int] | None = None
     """The schema that is written with a value: a version of Limpet that knows only lower ones leaves the cell alone."""
     schema_max: int = SCHEMA
+    can_drop: bool = False
+    """Whether the value may be `DROPPED`."""
 
     def __post_init__(self) -> None:
         shared = {*self.kind.__struct_encode_fields__} & {*Header.__struct_encode_fields__}
@@ -82,14 +85,29 @@ def struct_codec(kind: type[S]) -> Codec[S]:
 
 class _PlainBody(msgspec.Struct):
     value: Any
+    dropped: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-PLAIN: Codec[Any] = Codec(
-    _PlainBody,
-    lambda value: _PlainBody(records.plain(value, what="the value")),
-    lambda data, what: records.decode(data, _PlainBody, what=what).value,
-)
-"""Any JSON value, under the field `value`."""
+class Dropped(Enum):
+    """The value of a cell that was dropped."""
+
+    DROPPED = "dropped"
+
+
+DROPPED = Dropped.DROPPED
+
+
+def _plain_body(value: Any) -> _PlainBody:
+    return _PlainBody(None, True) if value is DROPPED else _PlainBody(records.plain(value, what="the value"))
+
+
+def _plain_value(data: bytes, what: str) -> Any:
+    body = records.decode(data, _PlainBody, what=what)
+    return DROPPED if body.dropped is True else body.value
+
+
+PLAIN: Codec[Any] = Codec(_PlainBody, _plain_body, _plain_value, can_drop=True)
+"""Any JSON value, under the field `value`. In a cell that was dropped, versions without `drop` see null."""
 
 
 class Versioned(msgspec.Struct, Generic[T], frozen=True):
@@ -164,10 +182,15 @@ class Cell(Generic[T]):
         return self._key
 
     def read(self) -> Versioned[T] | None:
-        """Read the cell; None if it was never written.
+        """Read the cell; None if it was never written, or was dropped.
 
         Raises: Corrupt; Unsupported for a cell that a newer Limpet wrote.   Cost: 1 GET.
         """
+        seen = self._read()
+        return None if seen is not None and seen.value is DROPPED else seen
+
+    def _read(self) -> Versioned[T] | None:
+        """As `read`, and what was written when it was dropped."""
         try:
             self._last = self.decode(self._store.get(self._key))
         except Missing:
@@ -189,7 +212,10 @@ class Cell(Generic[T]):
         return self._last
 
     def create(self, value: T) -> Versioned[T]:
-        """Write the first version.   Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET."""
+        """Write the first version, or the first after a drop.
+
+        Raises: Conflict; OutcomeUnknown.   Cost: 1 PUT, refused + 1 GET; after a drop 2 PUTs + 1 GET.
+        """
         return self._swapped(None, value)
 
     def swap(self, seen: Versioned[T], value: T) -> Versioned[T]:
@@ -200,10 +226,39 @@ class Cell(Generic[T]):
         match self.attempt(seen, value):
             case Won(written) | Replaced(written):
                 return written
+            case Lost(now) if seen is None and now.value is DROPPED:
+                return self._swapped(now, value)
             case Lost():
                 raise Conflict(f"{self._key} was written by another process first")
             case Unclear():
                 raise self._unknown()
+
+    def drop(self, *, lease: Fenced | None = None, force: bool = False) -> Versioned[T] | None:
+        """Drop the value: for `read`, `update` and `create` the cell was never written. Returns what was there.
+
+        An object of about 200 bytes stays, with the cell's fence: so no late write, sent before the drop, brings the
+        value back, and a late holder of a lock is refused. `lease`: as in `write`. `force`: also a value that cannot be
+        read, for which None is returned; its fence is lost.
+        Raises: Missing; Corrupt; as `write`.   Cost: 1 GET + 1 PUT.   Crash: dropped, or not.
+        """
+        if not self._codec.can_drop:
+            raise TypeError(f"{self._key} is no cell of a user")
+        gone: Any = DROPPED
+        dropped: list[Versioned[T]] = []
+
+        def decide(seen: Versioned[T] | None) -> tuple[T, Fence | None] | None:
+            if seen is None or seen.value is DROPPED:
+                raise Missing(f"there is no value in {self._key}", hint="`limpet cell ls` shows the cells")
+            dropped[:] = [seen]
+            return gone, self._admitted(seen, lease)
+
+        try:
+            self._contend(self._read(), decide)
+        except Corrupt:
+            if not force:
+                raise
+            self.replace_unreadable(gone)
+        return dropped[0] if dropped else None
 
     def update(self, change: Callable[[T | None], T | None], *, lease: Fenced | None = None) -> Versioned[T] | None:
         """Read, call `change`, swap; start again if another process wrote first.
@@ -216,10 +271,11 @@ class Cell(Generic[T]):
 
         def decide(seen: Versioned[T] | None) -> tuple[T, Fence | None] | None:
             fence = self._admitted(seen, lease)
-            value = change(seen.value if seen else None)
+            value = change(None if seen is None or seen.value is DROPPED else seen.value)
             return None if value is None else (value, fence)
 
-        return self._contend(self.read(), decide)
+        seen = self._contend(self._read(), decide)
+        return None if seen is not None and seen.value is DROPPED else seen
 
     def write(self, value: T, *, lease: Fenced | None = None) -> Versioned[T]:
         """Replace the cell's value by `value`. With a lease, only if no newer token has written to the cell.
@@ -229,7 +285,7 @@ class Cell(Generic[T]):
         Raises: LeaseLost for a lower token; Invalid for a lease of another lock; OutcomeUnknown.
         Cost: 1 PUT if this handle saw the newest version, else 1 GET + 1 PUT.
         """
-        seen = self._contend(self._last or self.read(), lambda seen: (value, self._admitted(seen, lease)))
+        seen = self._contend(self._last or self._read(), lambda seen: (value, self._admitted(seen, lease)))
         assert seen is not None
         return seen
 
@@ -293,7 +349,7 @@ class Cell(Generic[T]):
             if tries > 2:
                 # Read after the pause: a base that was read before it is stale by now, and a writer that falls behind
                 # by more writes than the ring holds cannot resolve its own outcome.
-                seen = self.read()
+                seen = self._read()
             decision = decide(seen)
             if decision is None:
                 return seen

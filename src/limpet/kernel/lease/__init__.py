@@ -7,10 +7,17 @@ thread that renews leases. `decide` has the rules.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from limpet.kernel.answers import answers_options
 from limpet.kernel.cell import Cell, Lost, Replaced, Unclear, Versioned, Won, struct_codec
@@ -59,6 +66,8 @@ SWAPS_MAX = 5
 POLL_MIN_S = 0.2
 POLL_MAX_S = 5.0
 WATCHED_MAX = 10_000
+_BLOCKS: ContextVar[tuple[tuple[Lock, Any], ...]] = ContextVar("blocks", default=())
+"""The `with` blocks of locks that this thread, or coroutine, is in: a lock may be shared by several of them."""
 
 
 class HeldLease(Generic[R]):
@@ -497,10 +506,40 @@ class Lock:
         else:
             await in_thread(held.__exit__, None, None, None)
 
+    def __enter__(self) -> Lease:
+        """`with lock as lease:` is `with lock.hold() as lease:`, which waits for the lock as long as it takes.
+
+        It does not nest: a block that enters the lock which it holds waits for itself.
+        """
+        block = self.hold()
+        lease = block.__enter__()
+        _BLOCKS.set((*_BLOCKS.get(), (self, block)))
+        return lease
+
+    def __exit__(self, *error: Any) -> None:
+        self._left().__exit__(*error)
+
+    async def __aenter__(self) -> Lease:
+        """`async with lock as lease:` is `async with lock.hold_async() as lease:`."""
+        block = self.hold_async()
+        lease = await block.__aenter__()
+        _BLOCKS.set((*_BLOCKS.get(), (self, block)))
+        return lease
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._left().__aexit__(*error)
+
+    def _left(self) -> Any:
+        """The innermost block of this lock that this thread, or coroutine, leaves."""
+        blocks = [*_BLOCKS.get()]
+        block = blocks.pop(max(n for n, (lock, _) in enumerate(blocks) if lock is self))[1]
+        _BLOCKS.set(tuple(blocks))
+        return block
+
     def peek(self) -> LeaseRecord | None:
-        """The current record; None if the lock was never used.   Cost: 1 GET."""
+        """The current record; None if the lock was never used, or was dropped.   Cost: 1 GET."""
         seen = self._cell.read()
-        return seen.value if seen else None
+        return seen.value if seen and seen.value.dropped is not True else None
 
     def break_(self, *, force: bool = False) -> LeaseRecord:
         """Free a lock that another process may hold. It keeps its token, so the next one is higher and the old one
@@ -520,6 +559,30 @@ class Lock:
         if seen is None:
             raise Missing(f"there is no lock {self._name!r}", hint="`limpet lock ls` shows those there are")
         return seen.value
+
+    def drop(self) -> LeaseRecord:
+        """Drop a lock that is free: for `peek` and listings it was never used. The record that was there.
+
+        An object of about 400 bytes stays, with the token: so the tokens of later holders are higher, and what an
+        earlier one still writes is refused.
+        Raises: Held while it is held, also by a process that seems dead; Missing; Corrupt; OutcomeUnknown.
+        Cost: 1 GET + 1 PUT.   Crash: dropped, or not.
+        """
+
+        before: list[LeaseRecord] = []
+
+        def change(record: LeaseRecord | None) -> LeaseRecord | None:
+            if record is None or record.dropped is True:
+                raise Missing(f"there is no lock {self._name!r}", hint="`limpet lock ls` shows those there are")
+            if record.state is State.HELD:
+                held = Held(self._name, by=record.label, until=None, token=record.token)
+                held.hint = f"wait until it is free; if its holder is gone: limpet lock break {self._name}"
+                raise held
+            before[:] = [record]
+            return msgspec.structs.replace(record, dropped=True)
+
+        self._cell.update(change)
+        return before[0]
 
     def damage(self) -> str | None:
         """Why no process can ever take this lock; None if it is in order.   Cost: 1 GET."""

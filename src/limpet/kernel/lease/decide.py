@@ -47,6 +47,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Instant
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=TTL_MAX_S)]
     not_before: Instant | None = None
+    dropped: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether a user has dropped the lock: it is free, listings leave it out, and the next holder uses it again."""
 
 
 @dataclass(frozen=True, slots=True)

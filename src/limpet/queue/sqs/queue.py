@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ import msgspec
 
 from limpet.kernel import records
 from limpet.kernel.answers import AnswersNames, answers_options
+from limpet.kernel.drop import DropReport
 from limpet.kernel.errors import Corrupt, Invalid, LimpetError, Missing, OutcomeUnknown, Unavailable, Unsupported
 from limpet.kernel.lease import Renewer
 from limpet.kernel.runtime import Runtime, in_thread, system
@@ -396,6 +397,13 @@ class SqsQueue(AnswersNames):
     def resume(self) -> None:
         """Raises: Unsupported."""
         self.refuse("pause")
+
+    def drop(self, *, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None) -> DropReport:
+        """Raises: Unsupported: SQS deletes a queue within a minute, and tells nobody who receives from it."""
+        raise Unsupported(
+            f"queue {self.name!r} lives in SQS, which drops its queues itself",
+            hint=f"`aws sqs delete-queue` removes it; `limpet queue purge {self.name}` drops what waits",
+        )
 
     def purge(self) -> int:
         """The number is SQS's, approximate. What runs just now is dropped too, if it fails.
