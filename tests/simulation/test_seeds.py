@@ -15,6 +15,7 @@ from sim.backup import STEPS as BACKUP_STEPS
 from sim.catalog import RPC_STEPS
 from sim.catalog import STEPS as CATALOG_STEPS
 from sim.catalog_processes import RPC_FAULTS
+from sim.drop import STEPS as DROP_STEPS
 from sim.durable import STEPS as DURABLE_STEPS
 from sim.index import STEPS as INDEX_STEPS
 from sim.lives import STEPS as LIVES_STEPS
@@ -88,6 +89,14 @@ def test_durable_seeds(swarm: Callable[..., RunSum]) -> None:
         assert "crash" in struck, f"no process died at {step}"
         missed = {*REQUEST_FAULTS[VERBS.get(step.split(".")[1], "put")]} - struck
         assert not missed, f"no seed struck {step} with {missed}"
+
+
+def test_drop_seeds(swarm: Callable[..., RunSum]) -> None:
+    total = swarm("drop")
+    for step in DROP_STEPS:
+        assert total.coverage["none", step], f"nobody was at {step}"
+    for step in ("drop.put", "task.delete", "lock.renew"):
+        assert total.coverage["crash", step], f"no process died at {step}"
 
 
 def test_lives_seeds(swarm: Callable[..., RunSum]) -> None:

@@ -10,6 +10,7 @@ SEEDS = {
     "queue": 1_500,
     "queue_far": 500,
     "durable": 1_000,
+    "drop": 150,
     "lives": 400,
     "backup": 150,
     "supervisor": 1_000,
