@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from limpet.kernel import drop as dropping
-from limpet.kernel.drop import DropRecord, Stage
+from limpet.kernel.drop import DropRecord, DropState
 from limpet.kernel.errors import Conflict, Missing, OutcomeUnknown, Unavailable
 from limpet.kernel.keys import TASK, Key, QueueKeys, is_minted, name_of_receipt, parts_of_entry
 from limpet.kernel.lease import State
@@ -66,7 +66,7 @@ class DropModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DropRun:
     """From the first mark of a drop to its end: positions in the journal, and their times."""
 
     first: int
@@ -175,7 +175,7 @@ class DropActor(Actor):
 # ---- the invariants ----
 
 
-def windows(bucket: Bucket) -> Iterator[Window]:
+def windows(bucket: Bucket) -> Iterator[DropRun]:
     """The drops that ended, each with those that died in it."""
     first: int | None = None
     removes_from = -1
@@ -185,11 +185,11 @@ def windows(bucket: Bucket) -> Iterator[Window]:
         stage = msgspec.json.decode(change.data, type=DropRecord).stage
         if stage in dropping.BEGUN and first is None:
             first = at
-        if stage is Stage.REMOVING and removes_from < 0:
+        if stage is DropState.REMOVING and removes_from < 0:
             removes_from = at
-        elif stage is Stage.DROPPED and first is not None:
-            yield Window(first, at, bucket.journal[first].at_s, change.at_s, removes_from if removes_from >= 0 else at)
-        if stage in (Stage.DROPPED, Stage.KEPT):
+        elif stage is DropState.DROPPED and first is not None:
+            yield DropRun(first, at, bucket.journal[first].at_s, change.at_s, removes_from if removes_from >= 0 else at)
+        if stage in (DropState.DROPPED, DropState.KEPT):
             first, removes_from = None, -1
 
 
@@ -220,14 +220,14 @@ def _objects_at(bucket: Bucket, position: int) -> dict[Key, tuple[int, bytes]]:
     return found
 
 
-def check_nothing_is_left(bucket: Bucket, drop: Window) -> None:
+def check_nothing_is_left(bucket: Bucket, drop: DropRun) -> None:
     """Raises: Violation for an object of before the drop that is there at its end."""
     for key, (at, _) in _objects_at(bucket, drop.last).items():
         if at < drop.first:
             raise Violation(f"{key} was there before the drop at {drop.begun_s:.1f}, and is at its end")
 
 
-def check_nobody_held_a_lease(bucket: Bucket, drop: Window) -> None:
+def check_nobody_held_a_lease(bucket: Bucket, drop: DropRun) -> None:
     """Raises: Violation for a lease that was held before the drop, and as it began to remove."""
     removes_s = bucket.journal[drop.removes_from].at_s
     before = _objects_at(bucket, drop.first)
@@ -246,7 +246,7 @@ def check_nobody_held_a_lease(bucket: Bucket, drop: Window) -> None:
             raise Violation(f"{key} was held when the drop of {drop.begun_s:.1f} began to remove")
 
 
-def check_only_drops_remove(bucket: Bucket, drops: list[Window]) -> None:
+def check_only_drops_remove(bucket: Bucket, drops: list[DropRun]) -> None:
     """Raises: Violation for a task without a receipt that was removed while nobody dropped the queue."""
     tasks: dict[Key, tuple[int, str]] = {}
     ended: dict[str, int] = {}
@@ -274,7 +274,7 @@ def _value_of(change: BucketChange) -> str:
     return str(msgspec.json.decode(bytes(msgspec.json.decode(change.data, type=TaskRecord).payload))["of"])
 
 
-def check_nothing_comes_back(bucket: Bucket, model: DropModel, drops: list[Window]) -> None:
+def check_nothing_comes_back(bucket: Bucket, model: DropModel, drops: list[DropRun]) -> None:
     """Raises: Violation for a receipt under an id that is of a push from before a drop, and came after it."""
     for change, receipt in bucket.written(Receipt, f"{KEYS.completed}/"):
         entry = name_of_receipt(change.key)

@@ -16,7 +16,7 @@ import limpet
 from limpet.app.place import _named_memory
 from limpet.app.record import DROPPING_MAX, announce_drop, record_cell
 from limpet.kernel import drop as dropping
-from limpet.kernel.drop import DropRecord, Stage, drop_cell
+from limpet.kernel.drop import DropRecord, DropState, drop_cell
 from limpet.kernel.errors import Conflict, Corrupt, Held, Invalid, LeaseLost, Missing, Unsupported
 from limpet.kernel.keys import QueueKeys, cell_key, lock_key
 from limpet.kernel.store import DirectoryStore
@@ -71,13 +71,13 @@ def test_a_queue_that_is_being_dropped_is_refused_to_those_who_open_the_fleet(me
     fleet = limpet.open(memory)
     fleet.queue("q").push({"n": 1})
     cell = drop_cell(fleet.store, QueueKeys.of("q").drop, fleet.runtime)
-    begun = cell.create(DropRecord(stage=Stage.REMOVING, label="other", at=fleet.runtime.wall()))
+    begun = cell.create(DropRecord(stage=DropState.REMOVING, label="other", at=fleet.runtime.wall()))
     announce_drop(fleet.store, fleet.runtime, "q", True)
     for _ in range(2):
         with pytest.raises(Unsupported, match="the queue 'q' is being dropped"):
             limpet.open(memory).queue("q").push({"n": 2})
     limpet.open(memory).queue("other").push({"n": 2})
-    cell.swap(begun, DropRecord(stage=Stage.DROPPED, label="other", at=fleet.runtime.wall()))
+    cell.swap(begun, DropRecord(stage=DropState.DROPPED, label="other", at=fleet.runtime.wall()))
     limpet.open(memory).queue("q").push({"n": 2})  # its process died before it could take the announcement back
     assert limpet.open(memory).queue("q").drop().dropped
     assert limpet.open(memory).record.dropping is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from limpet.kernel.drop import GROUP, LOCK_TTL_S, SETTLE_S, Act, DropRecord, Stage, drop_cell, next_act
+from limpet.kernel.drop import GROUP, LOCK_TTL_S, SETTLE_S, DropRecord, DropState, DropStep, drop_cell, next_step
 from limpet.kernel.errors import Conflict, Corrupt, Held, LimpetError, Missing, Unavailable, Unsupported
 from limpet.kernel.keys import Key, QueueKeys
 from limpet.queue.claim import EntryClaim
@@ -59,21 +59,21 @@ def world() -> World:
 @pytest.mark.parametrize(
     ("facts", "act"),
     [
-        ({"holders": 1}, Act.REFUSE),
-        ({"holders": 1, "stage": Stage.CLOSING, "closed": True}, Act.REOPEN),
-        ({"holders": 1, "stage": Stage.REMOVING, "closed": True}, Act.REFUSE),
-        ({}, Act.CLOSE),
-        ({"stage": Stage.REMOVING, "listed": 3}, Act.CLOSE),
-        ({"closed": True, "listed": 3}, Act.REMOVE),
-        ({"closed": True, "listed": 3, "rounds": 10}, Act.GIVE_UP),
-        ({"closed": True, "marked": True, "settled": False}, Act.UNMARK),
-        ({"closed": True, "settled": False}, Act.SETTLE),
-        ({"closed": True}, Act.FINISH),
+        ({"holders": 1}, DropStep.REFUSE),
+        ({"holders": 1, "stage": DropState.CLOSING, "closed": True}, DropStep.REOPEN),
+        ({"holders": 1, "stage": DropState.REMOVING, "closed": True}, DropStep.REFUSE),
+        ({}, DropStep.CLOSE),
+        ({"stage": DropState.REMOVING, "listed": 3}, DropStep.CLOSE),
+        ({"closed": True, "listed": 3}, DropStep.REMOVE),
+        ({"closed": True, "listed": 3, "rounds": 10}, DropStep.GIVE_UP),
+        ({"closed": True, "marked": True, "settled": False}, DropStep.UNMARK),
+        ({"closed": True, "settled": False}, DropStep.SETTLE),
+        ({"closed": True}, DropStep.FINISH),
     ],
 )
-def test_the_next_act(facts: dict[str, Any], act: Act) -> None:
+def test_the_next_step(facts: dict[str, Any], act: DropStep) -> None:
     plain: dict[str, Any] = {"stage": None, "closed": False, "holders": 0, "listed": 0, "marked": False}
-    assert next_act(**plain | {"settled": True, "rounds": 0} | facts) is act
+    assert next_step(**plain | {"settled": True, "rounds": 0} | facts) is act
 
 
 def test_everything_goes_and_the_name_can_be_used_again(world: World) -> None:
@@ -120,7 +120,7 @@ def test_a_claim_between_the_look_and_the_mark_takes_the_marks_back(world: World
     assert not b.queue.storage.paused()
     record = drop_cell(world.memory, KEYS.drop, b.runtime).read()
     assert record is not None
-    assert record.value.stage is Stage.KEPT
+    assert record.value.stage is DropState.KEPT
     for task in claims[0]:
         task.done()
     assert a.queue.stats().pending

@@ -15,6 +15,7 @@ from sim.backup import STEPS as BACKUP_STEPS
 from sim.catalog import RPC_STEPS
 from sim.catalog import STEPS as CATALOG_STEPS
 from sim.catalog_processes import RPC_FAULTS
+from sim.drop import STEPS as DROP_STEPS
 from sim.durable import STEPS as DURABLE_STEPS
 from sim.index import STEPS as INDEX_STEPS
 from sim.lives import STEPS as LIVES_STEPS
@@ -96,6 +97,14 @@ def test_swept_seeds(swarm: Callable[..., RunSum]) -> None:
     assert {"crash", *REQUEST_FAULTS["delete"]} <= struck, f"only {struck} struck the sweep of steps"
     assert total.by_kind["crash"] == total.runs, "in each run the sweep dies in a delete of steps"
     assert total.coverage["left", "steps.delete"] >= 50, "the dead sweep must leave steps to the next one"
+
+
+def test_drop_seeds(swarm: Callable[..., RunSum]) -> None:
+    total = swarm("drop")
+    for step in DROP_STEPS:
+        assert total.coverage["none", step], f"nobody was at {step}"
+    for step in ("drop.put", "task.delete", "lock.renew"):
+        assert total.coverage["crash", step], f"no process died at {step}"
 
 
 def test_lives_seeds(swarm: Callable[..., RunSum]) -> None:

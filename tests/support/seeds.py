@@ -11,6 +11,7 @@ SEEDS = {
     "queue_far": 500,
     "durable": 1_000,
     "swept": 100,
+    "drop": 150,
     "lives": 400,
     "backup": 150,
     "supervisor": 1_000,

@@ -12,7 +12,7 @@ The order is: record `closing`, the folder's own mark, a pause until everybody h
 record `removing`, the objects, the folder's own mark as the last of them, a pause until no delete can be on its way, a
 listing that finds nothing, record `dropped`. A process that dies leaves the record as it is: the next drop goes on.
 
-`next_act` and `lasts_until` are pure rules. What a queue or an index adds is a `DropTarget`.
+`next_step` and `lasts_until` are pure rules. What a queue or an index adds is a `DropTarget`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COUNTED_MAX = 100_000
 HOLDERS_SHOWN = 5
 
 
-class Stage(Enum):
+class DropState(Enum):
     """How far a drop came."""
 
     CLOSING = "closing"
@@ -58,7 +58,7 @@ class Stage(Enum):
 class DropRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a drop record says. Its LastModified is the time of the last step."""
 
-    stage: Stage
+    stage: DropState
     label: Name
     """Who drops, for people."""
     at: Instant
@@ -94,11 +94,11 @@ class DropReport:
     dropped: bool = False
 
 
-BEGUN = (Stage.CLOSING, Stage.REMOVING)
+BEGUN = (DropState.CLOSING, DropState.REMOVING)
 """The stages at which the name is refused."""
 
 
-class Act(Enum):
+class DropStep(Enum):
     """The next step of a drop."""
 
     REFUSE = "somebody works: change nothing"
@@ -111,9 +111,9 @@ class Act(Enum):
     GIVE_UP = "others go on to write"
 
 
-def next_act(
-    stage: Stage | None, *, closed: bool, holders: int, listed: int, marked: bool, settled: bool, rounds: int
-) -> Act:
+def next_step(
+    stage: DropState | None, *, closed: bool, holders: int, listed: int, marked: bool, settled: bool, rounds: int
+) -> DropStep:
     """What a drop does next.
 
     `closed`: this run has written both marks, and everybody has had the time to read them. `holders` is as of now, or 0
@@ -122,14 +122,14 @@ def next_act(
     often it has removed what a listing showed.
     """
     if holders:
-        return Act.REOPEN if closed and stage is Stage.CLOSING else Act.REFUSE
+        return DropStep.REOPEN if closed and stage is DropState.CLOSING else DropStep.REFUSE
     if not closed:
-        return Act.CLOSE
+        return DropStep.CLOSE
     if listed:
-        return Act.REMOVE if rounds < ROUNDS_MAX else Act.GIVE_UP
+        return DropStep.REMOVE if rounds < ROUNDS_MAX else DropStep.GIVE_UP
     if marked:
-        return Act.UNMARK
-    return Act.FINISH if settled else Act.SETTLE
+        return DropStep.UNMARK
+    return DropStep.FINISH if settled else DropStep.SETTLE
 
 
 def lasts_until(record: LeaseRecord, *, modified: datetime, now: datetime) -> datetime | None:
@@ -271,12 +271,12 @@ class Dropper:
     ) -> None:
         stage = seen.value.stage if seen is not None and seen.value.stage in BEGUN else None
         closed, rounds = False, 0
-        if stage is Stage.REMOVING:
+        if stage is DropState.REMOVING:
             self._settled = not self._store.far  # the deletes of the one before us may be on their way
         while True:
-            holders = self._holders() if stage is not Stage.REMOVING or not closed else ()
+            holders = self._holders() if stage is not DropState.REMOVING or not closed else ()
             keys, marked = self._keys() if closed and not holders else ([], True)
-            act = next_act(
+            step = next_step(
                 stage,
                 closed=closed,
                 holders=len(holders),
@@ -285,42 +285,42 @@ class Dropper:
                 settled=self._settled,
                 rounds=rounds,
             )
-            match act:
-                case Act.REFUSE:
+            match step:
+                case DropStep.REFUSE:
                     raise self._held(holders)
-                case Act.REOPEN:
+                case DropStep.REOPEN:
                     self._target.reopen()
-                    self._note(lease, Stage.KEPT, quiesced=False)
+                    self._note(lease, DropState.KEPT, quiesced=False)
                     self._target.announce(False)
                     raise self._held(holders)
-                case Act.CLOSE:
-                    stage = stage or Stage.CLOSING
+                case DropStep.CLOSE:
+                    stage = stage or DropState.CLOSING
                     self._note(lease, stage, quiesced=quiesced)
                     self._target.announce(True)
                     self._pause(self._target.close(), "until every worker has noticed", progress)
                     closed = True
-                case Act.REMOVE | Act.UNMARK:
-                    if stage is not Stage.REMOVING:
-                        stage = Stage.REMOVING
+                case DropStep.REMOVE | DropStep.UNMARK:
+                    if stage is not DropState.REMOVING:
+                        stage = DropState.REMOVING
                         self._note(lease, stage, quiesced=quiesced)
                     self._remove(lease, keys or [self._target.mark])
                     rounds += bool(keys)
-                case Act.SETTLE:
+                case DropStep.SETTLE:
                     self._pause(SETTLE_S, "until no delete can be on its way", progress)
                     self._settled = True
-                case Act.FINISH:
+                case DropStep.FINISH:
                     if not self._store.far:
                         self._remove_folders(self._target.root)
-                    self._note(lease, Stage.DROPPED, quiesced=quiesced)
+                    self._note(lease, DropState.DROPPED, quiesced=quiesced)
                     self._target.announce(False)
                     return
-                case Act.GIVE_UP:
+                case DropStep.GIVE_UP:
                     raise self._trouble or Conflict(
                         f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
                         hint="stop them, and drop it again: what was there before is removed",
                     )
 
-    def _note(self, lease: Lease, stage: Stage, *, quiesced: bool) -> None:
+    def _note(self, lease: Lease, stage: DropState, *, quiesced: bool) -> None:
         lease.check()
         record = DropRecord(stage=stage, label=self._runtime.label, at=self._runtime.wall(), quiesced=quiesced)
         self._cell.write(record, lease=lease)

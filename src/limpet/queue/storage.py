@@ -15,7 +15,7 @@ from weakref import WeakMethod
 
 from limpet.kernel import records
 from limpet.kernel.cell import Cell, Codec, Lost, Outcome, Replaced, Unclear, Versioned, Won, struct_codec
-from limpet.kernel.drop import BEGUN, Stage, drop_cell
+from limpet.kernel.drop import BEGUN, DropState, drop_cell
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, LimpetError, Unsupported
 from limpet.kernel.keys import Key, QueueKeys, batch_of, count_of, name_of_receipt, parts_of_step
 from limpet.kernel.lease import VersionWatch
@@ -379,7 +379,7 @@ class Storage:
             seen = drop_cell(self.store, self.keys.drop, self.runtime).read()
         except (Corrupt, Denied, Unsupported):
             return False
-        if seen is None or seen.modified is None or seen.value.stage is Stage.KEPT:
+        if seen is None or seen.modified is None or seen.value.stage is DropState.KEPT:
             return False
         age_s = (self.store.now(max_age_s=-1.0) - seen.modified).total_seconds()
         return seen.value.stage in BEGUN or age_s <= 1.1 * seconds + DROP_MARGIN_S

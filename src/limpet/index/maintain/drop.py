@@ -15,7 +15,7 @@ import msgspec
 
 from limpet.index.storage import IndexStorage, Manifest, closed_manifest_cell
 from limpet.kernel.cell import Cell, struct_codec
-from limpet.kernel.drop import BEGUN, DropRecord, DropTarget, Stage, being_dropped, drop_cell
+from limpet.kernel.drop import BEGUN, DropRecord, DropState, DropTarget, being_dropped, drop_cell
 from limpet.kernel.errors import Conflict, LimpetError, Missing
 from limpet.kernel.keys import Key, name_of
 from limpet.kernel.lease import LeaseRecord
@@ -47,7 +47,7 @@ class IndexTarget(DropTarget):
         """
         if closed_manifest_cell(self._storage).read() is not None:
             return
-        if seen is not None and seen.stage is Stage.DROPPED:
+        if seen is not None and seen.stage is DropState.DROPPED:
             goes_on = self._quiesced and not seen.quiesced
             if goes_on or next(iter(self._storage.store.list(self.root)), None) is not None:
                 return
@@ -101,7 +101,7 @@ def make_room(storage: IndexStorage) -> None:
     Cost: 1 GET; for a name that was dropped 2 LISTs more, and 1 PUT + 1 HEAD; 1 DELETE for each object that goes.
     """
     seen = drop_cell(storage.store, storage.keys.drop, storage.runtime).read()
-    if seen is None or seen.modified is None or seen.value.stage is Stage.KEPT:
+    if seen is None or seen.modified is None or seen.value.stage is DropState.KEPT:
         return
     name = name_of(storage.keys.root.rpartition("/")[2])
     if seen.value.stage in BEGUN:
