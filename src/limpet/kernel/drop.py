@@ -286,19 +286,15 @@ class Dropper:
                 rounds=rounds,
             )
             match step:
-                case DropStep.REFUSE:
-                    raise self._held(holders)
-                case DropStep.REOPEN:
-                    self._target.reopen()
-                    self._note(lease, DropState.KEPT, quiesced=False)
-                    self._target.announce(False)
+                case DropStep.REFUSE | DropStep.REOPEN:
+                    if step is DropStep.REOPEN:
+                        self._reopen(lease)
                     raise self._held(holders)
                 case DropStep.CLOSE:
-                    stage = stage or DropState.CLOSING
+                    stage, closed = stage or DropState.CLOSING, True
                     self._note(lease, stage, quiesced=quiesced)
                     self._target.announce(True)
                     self._pause(self._target.close(), "until every worker has noticed", progress)
-                    closed = True
                 case DropStep.REMOVE | DropStep.UNMARK:
                     if stage is not DropState.REMOVING:
                         stage = DropState.REMOVING
@@ -309,16 +305,26 @@ class Dropper:
                     self._pause(SETTLE_S, "until no delete can be on its way", progress)
                     self._settled = True
                 case DropStep.FINISH:
-                    if not self._store.far:
-                        self._remove_folders(self._target.root)
-                    self._note(lease, DropState.DROPPED, quiesced=quiesced)
-                    self._target.announce(False)
-                    return
+                    return self._finish(lease, quiesced)
                 case DropStep.GIVE_UP:
-                    raise self._trouble or Conflict(
-                        f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
-                        hint="stop them, and drop it again: what was there before is removed",
-                    )
+                    raise self._trouble or self._used_on()
+
+    def _reopen(self, lease: Lease) -> None:
+        self._target.reopen()
+        self._note(lease, DropState.KEPT, quiesced=False)
+        self._target.announce(False)
+
+    def _finish(self, lease: Lease, quiesced: bool) -> None:
+        if not self._store.far:
+            self._remove_folders(self._target.root)
+        self._note(lease, DropState.DROPPED, quiesced=quiesced)
+        self._target.announce(False)
+
+    def _used_on(self) -> Conflict:
+        return Conflict(
+            f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
+            hint="stop them, and drop it again: what was there before is removed",
+        )
 
     def _note(self, lease: Lease, stage: DropState, *, quiesced: bool) -> None:
         lease.check()

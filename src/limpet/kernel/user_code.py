@@ -23,6 +23,7 @@ P = ParamSpec("P")
 
 LINE_CHARS_MAX = 500
 VERSION_CHARS = 12
+SHORT_CHARS_MAX = 300
 
 
 class UserCall:
@@ -85,6 +86,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, LimpetError) and error.hint not in ("", error.default_hint):
         text += f" (hint: {error.hint})"
     return text[:LINE_CHARS_MAX] + (" ..." if more or len(text) > LINE_CHARS_MAX else "")
+
+
+def short_reason(error: BaseException) -> str:
+    """What is wrong with a value, in one line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    said = " ".join(text_of(error).split()) or type(error).__name__
+    return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
 
 
 def code_version(function: Callable[..., Any]) -> str:

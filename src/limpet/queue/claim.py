@@ -27,7 +27,7 @@ from limpet.kernel.errors import (
 )
 from limpet.kernel.keys import Key
 from limpet.kernel.lease import HeldLease, Renewer
-from limpet.kernel.user_code import ended, text_of
+from limpet.kernel.user_code import ended, short_reason
 from limpet.kernel.waiting import attempts, backoff_s
 from limpet.queue.api import NO_VERDICT, Policy, apply_error
 from limpet.queue.decide import (
@@ -63,7 +63,6 @@ from limpet.queue.storage import Storage
 
 DIED = "its worker died, and its attempts are used up"
 NO_RECEIPT = "its lease says that it failed, and no receipt says why"
-SHORT_CHARS_MAX = 300
 OUTLIVED_S = 3 * 86400.0
 """A claim that ran out so long ago asks whether the entry is still the one that it had."""
 
@@ -234,7 +233,7 @@ class EntryClaim:
             if payload.error is not None:  # the bytes are no JSON, or a user's own type refuses them
                 with self._mutex:
                     state.put_back(n)
-                self.give_up(n, f"the payload does not fit: {_short(payload.error)}", unread=True)
+                self.give_up(n, f"the payload does not fit: {short_reason(payload.error)}", unread=True)
                 continue
             if state.by_swap and (not self._charge(n) or self._ended):
                 return None  # or it was handed back meanwhile
@@ -697,11 +696,3 @@ class EntryClaim:
         keys = self.storage.keys
         key = keys.completed_of(name) if receipt.state == "completed" else keys.failed_of(name)
         self.storage.write_receipt(entry, key, receipt, batch=self.batch)
-
-
-def _short(error: BaseException) -> str:
-    """What is wrong with a payload, in one line."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    said = " ".join(text_of(error).split()) or type(error).__name__
-    return "".join(char if char.isprintable() else "?" for char in said[:SHORT_CHARS_MAX])
