@@ -1359,7 +1359,7 @@ def test_what_sqs_refuses_has_a_kind(
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert "it is so" in str(error.value)
-    assert error.value.hint
+    assert error.value.hint or kind is Invalid
     assert len(world.spent()) == (4 if kind in (Unavailable, OutcomeUnknown) else 1)
     meddler.always("ReceiveMessage", failing(status, code))
     with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
