@@ -1280,7 +1280,7 @@ def test_tasks_that_stay_refused_are_named(world: World, meddler: Meddler) -> No
 def test_an_outage_stops_a_large_push(world: World, meddler: Meddler) -> None:
     queue = world.spoilt(meddler)
     meddler.always("SendMessageBatch", failing(403, "AccessDenied"))
-    with pytest.raises(Denied, match="of 1000 tasks, number 0-999 were not pushed") as error:
+    with pytest.raises(Denied, match="of 1,000 tasks, number 0-999 were not pushed") as error:
         queue.push_many([{"n": n} for n in range(1000)])
     assert len(str(error.value)) < 300
     assert len(world.spent()) <= 32
