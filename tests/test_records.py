@@ -61,7 +61,7 @@ def test_a_record_is_capped_before_it_is_parsed() -> None:
     at_most = b'{"x":1,"name":"' + b"a" * (RECORD_BYTES_MAX - 17) + b'"}'
     assert len(at_most) == RECORD_BYTES_MAX
     assert decode(at_most, Point, what="it").x == 1
-    with pytest.raises(Corrupt, match="1048577 bytes"):
+    with pytest.raises(Corrupt, match="1,048,577 bytes"):
         decode(at_most + b" ", Point, what="it")
 
 
@@ -115,7 +115,7 @@ def ring() -> Any:
         ({"a": {None: 1}}, "it['a'] has the key None"),
         ("\ud800", "it is not valid Unicode"),
         (b"bytes", "it is a bytes"),
-        ({"a": [object()]}, "it['a'][0] is a object"),
+        ({"a": [object()]}, "it['a'][0] is an object"),
         ({1, 2}, "it is a set"),
         (nested(DEPTH_MAX + 1), "it is nested deeper"),
         (ring(), "it is nested deeper"),

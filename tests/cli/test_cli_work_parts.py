@@ -110,7 +110,7 @@ def test_a_handler_takes_its_policy_along() -> None:
         (_order("nope.sub:fleet"), "there is no module 'nope'", ""),
         (_order("good:flet"), "module 'good' has no 'flet'", "it has good:fleet, good:two"),
         (_order("typing:flet"), "module 'typing' has no 'flet'", "it has no fleet and no task"),
-        (_order("good:number"), "good:number is a int, neither a fleet nor a task", "--handler"),
+        (_order("good:number"), "good:number is an int, neither a fleet nor a task", "--handler"),
         (_order("good:plain"), "good:plain is a function, neither a fleet nor a task", "--handler"),
         (_order("good:fleet", "three"), "good:fleet has no task 'three'", "it has one, two"),
         (_order("empty:fleet"), "empty:fleet has no tasks", "@fleet.task()"),
@@ -121,7 +121,7 @@ def test_a_handler_takes_its_policy_along() -> None:
         (_order("no_url:fleet"), "no_url cannot be imported: no URL was given (no_url.py:3)", "set LIMPET_URL"),
         (_order("locked:fleet"), "locked cannot be imported: Held: lock 'x' is held by", ""),
         (_order(None, handler="good:plain"), "no queue was named", "limpet work QUEUE --handler"),
-        (_order("q", handler="good:number"), "good:number is a int, which cannot be called", "name a function"),
+        (_order("q", handler="good:number"), "good:number is an int, which cannot be called", "name a function"),
     ],
 )
 def test_what_is_refused_says_what_and_what_to_do(order: WorkerOrder, said: str, hint: str) -> None:

@@ -375,7 +375,7 @@ def test_an_object_that_is_too_large_is_left_and_all_others_are_compiled(
         index.compile(full=True)
     assert objects(fleet.store, "inbox") == []
     assert [*objects(fleet.store, "packs")] == [large]
-    with pytest.raises(Corrupt, match="20000 bytes"):
+    with pytest.raises(Corrupt, match="20,000 bytes"):
         [*index.scan()]
     assert kinds(index) == {"too_large"}
 
@@ -439,7 +439,7 @@ def test_a_loss_is_accepted_only_when_somebody_says_so(fleet: Fleet, index: Inde
     report = index.verify(accept_loss=True)
     [finding] = [each for each in report.findings if each.kind == kind]
     assert finding.repaired
-    assert f"{left} records are kept, {40 - left} are lost" in finding.what
+    assert f"{left} records kept, {40 - left} lost" in finding.what
     [kept] = [
         read_quarantined(fleet.store.get(key, size_max=None).data, what=key)
         for key in objects(fleet.store, "quarantine")

@@ -70,7 +70,7 @@ UNFIT = {
 def one_line(error: LimpetError) -> None:
     assert "\n" not in str(error)
     assert len(str(error)) < 1000
-    assert error.hint
+    assert "correct the input" not in error.hint
 
 
 # ---- what a user hands in ----
@@ -99,7 +99,7 @@ def test_the_largest_payload_that_is_taken(world: World) -> None:
     payload = {"x": "y" * (PAYLOAD_BYTES_MAX - len('{"x":""}'))}
     process.queue.push(payload, id="x")
     ids = process.queue.push_many([payload] * 3)
-    with pytest.raises(Invalid, match="262145 bytes"):
+    with pytest.raises(Invalid, match="262,145 bytes"):
         process.queue.push({"x": payload["x"] + "y"})
     process.drain(lambda task: task.fail("no") if task.payload == payload else task.done())
     assert len(process.queue.retry(all=True)) == 4

@@ -505,7 +505,7 @@ def test_a_worker_of_another_queue_waits_for_a_task_until_that_waits_for_a_signa
     ground.work(report)
     assert 600 <= ground.runtime.elapsed_s() - began_s < 700
     assert [event.note for event in ground.events if event.kind == "warning"] == [
-        "1 task is suspended, and nothing here wakes it: waiting for 1 tasks in 'ask'"
+        "1 task is suspended, and nothing here wakes it: waiting for 1 task in 'ask'"
     ]
 
 

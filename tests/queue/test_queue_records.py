@@ -184,7 +184,7 @@ def test_the_limits_are_of_bytes() -> None:
     assert len(payload_bytes(fits)) == PAYLOAD_BYTES_MAX
     assert len(result_bytes("y" * (RESULT_BYTES_MAX - 2))) == RESULT_BYTES_MAX
     for refuse in (payload_bytes, result_bytes):
-        with pytest.raises(Invalid, match="262145 bytes"):
+        with pytest.raises(Invalid, match="262,145 bytes"):
             refuse("y" + fits)
         with pytest.raises(Invalid):
             refuse("\u20ac" * (PAYLOAD_BYTES_MAX // 3))

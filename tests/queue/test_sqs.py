@@ -1280,7 +1280,7 @@ def test_tasks_that_stay_refused_are_named(world: World, meddler: Meddler) -> No
 def test_an_outage_stops_a_large_push(world: World, meddler: Meddler) -> None:
     queue = world.spoilt(meddler)
     meddler.always("SendMessageBatch", failing(403, "AccessDenied"))
-    with pytest.raises(Denied, match="of 1000 tasks, number 0-999 were not pushed") as error:
+    with pytest.raises(Denied, match="of 1,000 tasks, number 0-999 were not pushed") as error:
         queue.push_many([{"n": n} for n in range(1000)])
     assert len(str(error.value)) < 300
     assert len(world.spent()) <= 32
@@ -1359,8 +1359,13 @@ def test_what_sqs_refuses_has_a_kind(
     assert type(error.value) is kind
     assert "\n" not in str(error.value)
     assert "it is so" in str(error.value)
+<<<<<<< HEAD
     assert error.value.hint
     assert len(world.spent()) == (3 if kind in (Unavailable, OutcomeUnknown) else 1)
+=======
+    assert error.value.hint or kind is Invalid
+    assert len(world.spent()) == (4 if kind in (Unavailable, OutcomeUnknown) else 1)
+>>>>>>> a5723eeda5f7a7aecc91e2cd2bd16f8eb0950c37
     meddler.always("ReceiveMessage", failing(status, code))
     with pytest.raises(Unavailable if kind is OutcomeUnknown else kind):
         queue.claim()

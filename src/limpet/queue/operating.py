@@ -117,7 +117,7 @@ class Operating(Inspection):
         Crash: the new life is there before the receipt says so, so a second call finds it (H1).
         """
         if (id is None) is not all:
-            raise Invalid("retry wants the id of one task, or all=True", hint="one of the two")
+            raise Invalid("say which task to retry, or all=True")
         if id is None:
             since = None if since_s is None else self.storage.exact_now() - timedelta(seconds=since_s)
             failures = self.failures(where=where, since=since)

@@ -357,7 +357,7 @@ class SqsQueue(AnswersNames):
         Crash: a task may be in both queues; another retry makes a second one of it.
         """
         if (id is None) is not all:
-            raise Invalid("retry wants the id of one task, or all=True", hint="one of the two")
+            raise Invalid("say which task to retry, or all=True")
         if where is not None or since_s is not None or dry_run:
             self.refuse("peek")
         self._main()
