@@ -274,17 +274,7 @@ class Dropper:
         if stage is DropState.REMOVING:
             self._settled = not self._store.far  # the deletes of the one before us may be on their way
         while True:
-            holders = self._holders() if stage is not DropState.REMOVING or not closed else ()
-            keys, marked = self._keys() if closed and not holders else ([], True)
-            step = next_step(
-                stage,
-                closed=closed,
-                holders=len(holders),
-                listed=len(keys),
-                marked=marked,
-                settled=self._settled,
-                rounds=rounds,
-            )
+            step, holders, keys = self._next(stage, closed=closed, rounds=rounds)
             match step:
                 case DropStep.REFUSE:
                     raise self._held(holders)
@@ -319,6 +309,23 @@ class Dropper:
                         f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
                         hint="stop them, and drop it again: what was there before is removed",
                     )
+
+    def _next(
+        self, stage: DropState | None, *, closed: bool, rounds: int
+    ) -> tuple[DropStep, tuple[Holder, ...], list[Key]]:
+        """The next step, by what is there now: who works there, and what is left."""
+        holders = self._holders() if stage is not DropState.REMOVING or not closed else ()
+        keys, marked = self._keys() if closed and not holders else ([], True)
+        step = next_step(
+            stage,
+            closed=closed,
+            holders=len(holders),
+            listed=len(keys),
+            marked=marked,
+            settled=self._settled,
+            rounds=rounds,
+        )
+        return step, holders, keys
 
     def _note(self, lease: Lease, stage: DropState, *, quiesced: bool) -> None:
         lease.check()
