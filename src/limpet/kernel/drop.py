@@ -281,7 +281,6 @@ class Dropper:
                 case DropStep.REOPEN:
                     self._target.reopen()
                     self._note(lease, DropState.KEPT, quiesced=False)
-                    self._target.announce(False)
                     raise self._held(holders)
                 case DropStep.CLOSE:
                     stage = stage or DropState.CLOSING
@@ -302,7 +301,6 @@ class Dropper:
                     if not self._store.far:
                         self._remove_folders(self._target.root)
                     self._note(lease, DropState.DROPPED, quiesced=quiesced)
-                    self._target.announce(False)
                     return
                 case DropStep.GIVE_UP:
                     raise self._trouble or Conflict(
@@ -331,6 +329,8 @@ class Dropper:
         lease.check()
         record = DropRecord(stage=stage, label=self._runtime.label, at=self._runtime.wall(), quiesced=quiesced)
         self._cell.write(record, lease=lease)
+        if stage not in BEGUN:
+            self._target.announce(False)
 
     def _pause(self, seconds: float, why: str, progress: Callable[[str], object]) -> None:
         if seconds > 0:
