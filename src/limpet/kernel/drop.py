@@ -274,27 +274,20 @@ class Dropper:
         if stage is DropState.REMOVING:
             self._settled = not self._store.far  # the deletes of the one before us may be on their way
         while True:
-            holders = self._holders() if stage is not DropState.REMOVING or not closed else ()
-            keys, marked = self._keys() if closed and not holders else ([], True)
-            step = next_step(
-                stage,
-                closed=closed,
-                holders=len(holders),
-                listed=len(keys),
-                marked=marked,
-                settled=self._settled,
-                rounds=rounds,
-            )
+            step, holders, keys = self._next(stage, closed=closed, rounds=rounds)
             match step:
-                case DropStep.REFUSE | DropStep.REOPEN:
-                    if step is DropStep.REOPEN:
-                        self._reopen(lease)
+                case DropStep.REFUSE:
+                    raise self._held(holders)
+                case DropStep.REOPEN:
+                    self._target.reopen()
+                    self._note(lease, DropState.KEPT, quiesced=False)
                     raise self._held(holders)
                 case DropStep.CLOSE:
-                    stage, closed = stage or DropState.CLOSING, True
+                    stage = stage or DropState.CLOSING
                     self._note(lease, stage, quiesced=quiesced)
                     self._target.announce(True)
                     self._pause(self._target.close(), "until every worker has noticed", progress)
+                    closed = True
                 case DropStep.REMOVE | DropStep.UNMARK:
                     if stage is not DropState.REMOVING:
                         stage = DropState.REMOVING
@@ -305,31 +298,39 @@ class Dropper:
                     self._pause(SETTLE_S, "until no delete can be on its way", progress)
                     self._settled = True
                 case DropStep.FINISH:
-                    return self._finish(lease, quiesced)
+                    if not self._store.far:
+                        self._remove_folders(self._target.root)
+                    self._note(lease, DropState.DROPPED, quiesced=quiesced)
+                    return
                 case DropStep.GIVE_UP:
-                    raise self._trouble or self._used_on()
+                    raise self._trouble or Conflict(
+                        f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
+                        hint="stop them, and drop it again: what was there before is removed",
+                    )
 
-    def _reopen(self, lease: Lease) -> None:
-        self._target.reopen()
-        self._note(lease, DropState.KEPT, quiesced=False)
-        self._target.announce(False)
-
-    def _finish(self, lease: Lease, quiesced: bool) -> None:
-        if not self._store.far:
-            self._remove_folders(self._target.root)
-        self._note(lease, DropState.DROPPED, quiesced=quiesced)
-        self._target.announce(False)
-
-    def _used_on(self) -> Conflict:
-        return Conflict(
-            f"other processes go on to write to the {self._target.kind} {self._target.name!r}",
-            hint="stop them, and drop it again: what was there before is removed",
+    def _next(
+        self, stage: DropState | None, *, closed: bool, rounds: int
+    ) -> tuple[DropStep, tuple[Holder, ...], list[Key]]:
+        """The next step, by what is there now: who works there, and what is left."""
+        holders = self._holders() if stage is not DropState.REMOVING or not closed else ()
+        keys, marked = self._keys() if closed and not holders else ([], True)
+        step = next_step(
+            stage,
+            closed=closed,
+            holders=len(holders),
+            listed=len(keys),
+            marked=marked,
+            settled=self._settled,
+            rounds=rounds,
         )
+        return step, holders, keys
 
     def _note(self, lease: Lease, stage: DropState, *, quiesced: bool) -> None:
         lease.check()
         record = DropRecord(stage=stage, label=self._runtime.label, at=self._runtime.wall(), quiesced=quiesced)
         self._cell.write(record, lease=lease)
+        if stage not in BEGUN:
+            self._target.announce(False)
 
     def _pause(self, seconds: float, why: str, progress: Callable[[str], object]) -> None:
         if seconds > 0:
