@@ -95,7 +95,8 @@ def test_which_code_may_fit(codes: list[str], code: str, fits: bool) -> None:
     each = suspension(codes=codes)
     assert may_fit(each, code) is fits
     record = lease(wait_s=180.0, waits={0: 180.0}, suspended={0: each})
-    ready = claimable(record, modified=EPOCH, unchanged_s=0.0, now=EPOCH, wall=EPOCH, code=code)
+    wall = EPOCH + timedelta(days=1)  # that of the worker does not count
+    ready = claimable(record, modified=EPOCH, unchanged_s=0.0, now=EPOCH, wall=wall, code=code)
     assert (ready.take, ready.at) == (fits, EPOCH + timedelta(seconds=180))
     assert waits_left(record, modified=EPOCH, now=EPOCH, code=code) == ({} if fits else {0: 180.0})
     assert not may_fit(None, code)

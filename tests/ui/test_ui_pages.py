@@ -450,7 +450,7 @@ def test_the_page_of_a_suspended_task_has_its_reason_and_steps(fleet: Fleet) -> 
     other = limpet.open("memory://").check()
     wait_after(other, 0)
     plain = requests(other, lambda: facts.task_facts(other, "orders", id_))
-    assert by_steps == plus(plain, {"get": 3}), "1 GET for each step, beside 2 LISTs for any number"
+    assert by_steps == plus(plain, {"get": 3}), "1 GET for each step, beside a LIST for any number, and one of signals"
     assert plain["list"] == 2
     [row] = facts.queue_facts(fleet, "orders")["pending"]
     assert (row["state"], row["reason"]) == ("suspended", "waiting for the signal 'approved'")
