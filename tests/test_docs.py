@@ -8,7 +8,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -120,10 +119,11 @@ def test_mypy_accepts_every_example(tmp_path: Path) -> None:
     assert "source files" in ran.stdout, ran.stdout + ran.stderr
 
 
-@pytest.mark.skipif(not shutil.which("basedpyright", path=VENV), reason="basedpyright is not installed")
 def test_pyright_accepts_every_example(tmp_path: Path) -> None:
     write_packages(tmp_path)
-    settings = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT / "src")], "include": ["."]}
+    # Without the types that pyright infers from the code of others: Django's `atomic` is no context manager there.
+    settings = {"typeCheckingMode": "standard", "useLibraryCodeForTypes": False, "include": ["."]}
+    settings["extraPaths"] = [str(ROOT / "src")]
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [f"{VENV}/basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable, "--outputjson"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
