@@ -67,6 +67,7 @@ VERBS |= {
     "makes",
     "lets",
     "seconds",
+    "stops",
 }
 MEASURED = {
     "queue/steps.py": "the name of a recorded step",

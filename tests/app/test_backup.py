@@ -379,14 +379,14 @@ class FanningTask:
 
     def push(self, fleet: Fleet) -> None:
         """It pushes, and so does one of the tasks."""
-        fleet.queue("q").signal("a", "begin", 1)
+        fleet.queue("q").signal("a", "begin", 1, early=True)
         self.work(fleet, "q")
         self.work(fleet, "half")
 
     def end(self, fleet: Fleet) -> None:
         """It waits for its second signal, and nothing else waits."""
         if fleet.queue("q").result("a").state == "pending":
-            fleet.queue("q").signal("a", "begin", 1)
+            fleet.queue("q").signal("a", "begin", 1, early=True)
         for _ in range(6):
             fleet.runtime.sleep(20.0)
             self.work(fleet, "q", "half", "part")
@@ -753,7 +753,7 @@ def test_durable_tasks_go_on_in_another_place(
     made = limpet.open(places[2])
     queue = made.queue("order")
     for id_ in ids:
-        queue.signal(id_, "late", "on")
+        queue.signal(id_, "late", "on", early=True)
     assert queue.signal("waits", "early", 8)
     assert not queue.signal("single", "early", 8), "the first one counts, and was copied"
     while queue.stats().pending:

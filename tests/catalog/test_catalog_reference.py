@@ -165,7 +165,7 @@ def test_a_view_has_one_text_for_a_dialect(catalog: Catalog) -> None:
         {"type": "sql", "sql": "select 1", "dialect": "spark"},
         {"type": "sql", "sql": "select 2", "dialect": "SPARK"},
     ]
-    wrong = "^Invalid view version: Cannot add multiple queries for dialect spark\n"
+    wrong = "^Invalid view version: Cannot add multiple queries for dialect spark$"
     with pytest.raises(Invalid, match=wrong):
         catalog.create_view(["a"], {**view(), "view-version": twice})
     catalog.create_view(["a"], view())

@@ -122,7 +122,7 @@ def test_status_ls_and_stats_show_the_numbers_of_sqs(here: Here, url: str) -> No
         (("peek", "jobs"), "has no peek"),
         (("cost", "jobs"), "cannot be priced"),
         (("cancel", "jobs", "x"), "has no cancel"),
-        (("signal", "jobs", "x", "go"), "has no steps"),
+        (("signal", "jobs", "x", "go"), "cannot send a signal"),
         (("pause", "jobs"), "has no pause"),
         (("resume", "jobs"), "has no pause"),
         (("sweep", "jobs"), "cannot be swept"),

@@ -692,7 +692,7 @@ def _few_bytes_much_inside(kind: str, path: Path) -> None:
             "one large value, many times",
             "field 'title': Python cannot represent the value: it has more than 16,777,216 bytes",
         ),
-        ("many values in one row", "column 'title.list.element' has 50000000 values"),
+        ("many values in one row", "column 'title.list.element' has 50,000,000 values"),
         ("a medium value, many times", ""),
     ],
 )

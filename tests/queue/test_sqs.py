@@ -1179,7 +1179,7 @@ def test_a_huge_message_that_is_no_task_is_cut_and_says_so(world: World) -> None
     assert not queue.claim()
     [record] = world.failed()
     assert 50 * KIB < len(record["body"]) < 128 * KIB
-    assert f"the first {len(record['body'])} of its {700 * KIB} characters" in record["error"]
+    assert f"the first {len(record['body'])} of its {700 * KIB:,} characters" in record["error"]
 
 
 def test_the_failure_of_a_large_task_fits(world: World) -> None:

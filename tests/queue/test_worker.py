@@ -92,7 +92,7 @@ def test_a_result_that_cannot_be_stored_is_a_failure_of_its_task(ground: Ground,
     results = [job.queue.result(id_) for id_ in ids]
     assert [result.state for result in results] == ["failed"] * 3 + ["completed"]
     assert all("its result cannot be stored: " in (result.error or "") for result in results[:3])
-    assert "262144" in (results[2].error or "")
+    assert "262,144" in (results[2].error or "")
     assert results[3].value == "good"
 
 

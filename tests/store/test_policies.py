@@ -44,6 +44,7 @@ STAMPS = st.datetimes().map(lambda at: f"{at:%Y-%m-%dT%H:%M:%S.%f}Z")
 IDS = st.text("0123456789abcdefghjkmnpqrstvwxyz", min_size=26, max_size=26)
 ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "batch": st.booleans(),
+    "drop": NAMES.map(lambda name: QueueKeys.of(name).drop),
     "due": STAMPS,
     "entry": NAMES.map(lambda name: IndexKeys.of(name).root.partition("/")[2]),
     "id_": IDS,
@@ -58,6 +59,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
     "signal": NAMES,
     "slot": st.integers(0, 15),
     "stamp": STAMPS,
+    "token": st.integers(1, 10**9),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 from uuid import uuid4
 
 import pytest
@@ -159,7 +159,7 @@ def test_a_fleet_goes_on_beside_a_double_slash(
     place = Place("moto", server("moto"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    fleet = limpet.open(f"s3://limpet/{place.prefix}?endpoint={place.endpoint}&region=us-east-1")
+    fleet = limpet.open(f"s3://limpet/{quote(place.prefix)}?endpoint={place.endpoint}&region=us-east-1")
     queue = fleet.queue("q")
     queue.push({"n": 1}, id="one")
     for folder in ("queues/q/pending", "queues/q", "queues", "locks/user", "cells"):

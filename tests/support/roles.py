@@ -43,6 +43,7 @@ DOMAINS = ("catalog", "executions")
 ULID = "01jd0000000000000000000000"
 PLAIN: Mapping[str, Any] = {
     "batch": False,
+    "drop": Key("queues/x.drop.json"),
     "due": "2026-11-01T00:00:00Z",
     "entry": "a%20b",
     "id_": ULID,
@@ -57,6 +58,7 @@ PLAIN: Mapping[str, Any] = {
     "signal": "go",
     "slot": 3,
     "stamp": "2026-11-01T00:00:00.000000Z",
+    "token": 1,
 }
 
 

@@ -114,7 +114,7 @@ COMMANDS = {
 """Each command: its module and its name there, and its line in `limpet --help`, which loads none of them."""
 
 PANELS = {
-    "Run": ("demo", "work", "supervise", "queue", "lock"),
+    "Run": ("demo", "work", "supervise", "queue", "lock", "cell"),
     "Look": ("status", "top", "ui", "workers", "check", "events", "sql", "metrics"),
     "Keep": ("index", "backup", "restore"),
     "Tables": ("catalog", "tables", "serve"),

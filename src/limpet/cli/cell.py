@@ -14,6 +14,7 @@ from limpet.cli.drop import DryRunOption
 from limpet.cli.options import STDIN, JsonOption, UrlOption, YesOption
 from limpet.cli.parse import Argument, Option, group, lines
 from limpet.kernel.errors import Conflict, Corrupt, Invalid, LimpetError, Missing
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from limpet.app import Fleet
@@ -175,7 +176,7 @@ def ls(
         listed.add_row(clean(where), "[red]unreadable[/red]", "-", clean(str(error)))
     cli.show(listed)
     if len(cells) > limit:
-        say(f"there are more than {limit:,} cells: --limit shows more", err=True)
+        say(f"there are more than {many(limit, 'cell')}: --limit shows more", err=True)
 
 
 def rm(

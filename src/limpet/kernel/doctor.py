@@ -28,6 +28,7 @@ from limpet.kernel.store.probe import Findings, probe_conditions
 from limpet.kernel.wording import many
 
 CREATORS = 32
+KEEPS_NOT = "the store does not keep what Limpet needs: use another one"
 SWAPPERS = 8
 SWAPS_PER_ROUND = 5
 SAMPLES_PER_ROUND = 5
@@ -407,7 +408,9 @@ def examine(store: Store, *, rounds: int = 3, progress: Callable[[Check], None] 
         try:
             checks.append(Check(name=name, ok=True, required=required, detail=work(context)))
         except LimpetError as error:
-            checks.append(Check(name=name, ok=False, required=required, detail=str(error), hint=error.hint))
+            checks.append(
+                Check(name=name, ok=False, required=required, detail=str(error), hint=error.hint or KEEPS_NOT)
+            )
         progress(checks[-1])
 
     store.put(context.key("first", "first"), b"{}")

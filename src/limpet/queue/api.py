@@ -15,6 +15,7 @@ from limpet.kernel.drop import DropReport
 from limpet.kernel.errors import Invalid, LeaseLost, TaskFailed, Unsupported
 from limpet.kernel.lease.decide import check_ttl
 from limpet.kernel.records import SECONDS_MAX
+from limpet.kernel.wording import many
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -276,7 +277,7 @@ class Result(AnswersNames, Generic[T]):
 
 def _no_value(result: Result[Any]) -> TaskFailed:
     """Why a task that has not completed has no value."""
-    times = "1 attempt" if result.attempts == 1 else f"{result.attempts} attempts"
+    times = many(result.attempts, "attempt")
     text, hint = {
         "failed": (
             f"failed after {times}: {result.error}",

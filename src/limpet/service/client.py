@@ -106,7 +106,7 @@ def secrets_of(name: str, environ: Mapping[str, str] = os.environ) -> list[str]:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise Invalid(f"{name}_FILE cannot be read: {error}") from None
+            raise Invalid(f"{name}_FILE cannot be read: {error}", hint="name a file that this user can read") from None
     return parsed_secrets(text, name) if text or path else []
 
 

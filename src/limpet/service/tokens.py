@@ -221,7 +221,7 @@ class WatchedFile:
                 data = file.read(FILE_BYTES_MAX + 1)
             text = data.decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise Invalid(f"{self._path} cannot be read: {error}") from None
+            raise Invalid(f"{self._path} cannot be read: {error}", hint="name a file that this user can read") from None
         if self._private and mode & (stat.S_IROTH | stat.S_IWOTH):
             raise Invalid(
                 f"{self._path} can be read or written by every user of this machine", hint=f"chmod 600 {self._path}"

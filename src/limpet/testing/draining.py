@@ -20,6 +20,7 @@ from limpet.kernel.errors import Invalid
 from limpet.kernel.keys import QueueKeys, count_of
 from limpet.kernel.lease import State
 from limpet.kernel.store.api import Version
+from limpet.kernel.wording import many
 from limpet.queue import BucketQueue
 from limpet.queue.api import Fail, TaskState
 from limpet.queue.awaited import AwaitCheck, AwaitedStep
@@ -198,7 +199,7 @@ class DrainRun:
         self._counts += counts
         if _runs(counts) > left:
             raise self._endless(
-                f"ran {self._max_tasks} tasks, and there are more",
+                f"ran {many(self._max_tasks, 'task')}, and there are more",
                 "a task that pushes itself again, or a frequent cron, has no end: give for_s=, or a higher max_tasks=",
             )
         return _runs(counts)
