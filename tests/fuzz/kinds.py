@@ -216,8 +216,9 @@ def _durable_fleet(bench: Bench) -> None:
     fleet = bench.open()
     _durable_task(fleet)
     queue = fleet.queue("d")
-    for id_ in ("bad", "g1"):
+    for id_ in ("bad", "g1", "ended"):
         queue.push({"n": 1}, id=id_)
+    queue.signal("ended", "go", 7)
     for _ in range(3):
         testing.drain(fleet)
         bench.runtime.sleep(10.0)
@@ -245,7 +246,7 @@ def run_durable(bench: Bench) -> None:
 def show_durable(bench: Bench) -> None:
     """What people type to look at durable tasks."""
     bench.demand("g1" in bench.cli("queue", "ls", "d").out, "`queue ls` does not show the task beside")
-    for id_ in ("bad", "g1"):
+    for id_ in ("bad", "g1", "ended"):
         bench.cli("queue", "show", "d", id_)
         bench.cli("queue", "show", "d", id_, "--json")
     bench.cli("queue", "sweep", "d")
@@ -433,6 +434,10 @@ def _lock_fleet(bench: Bench) -> None:
             fleet.cell(name).write({"of": name}, lease=lease)
     fleet.lock("held", 30.0).acquire()
     fleet.queue("other").push({"n": 1}, id="g1")
+    fleet.queue("old").push({"n": 1})
+    fleet.queue("old").drop()
+    assert fleet.index("old", Rec, key="key").manifest
+    fleet.index("old").drop()
     for name in ("bad", "fine"):
         now = bench.runtime.wall()
         record = WorkerPresence(
@@ -468,6 +473,24 @@ def show_locks(bench: Bench) -> None:
         bench.cli("lock", "show", name)
         bench.cli("lock", "show", name, "--json")
         bench.cli("lock", "break", name, "--yes")
+
+
+def drop_again(bench: Bench) -> None:
+    """Use a queue and an index again that were dropped, and drop them again."""
+    fleet = bench.open()
+    for kind in ("queue", "index"):
+        bench.cli(kind, "drop", "old", "--dry-run")
+        bench.cli(kind, "ls")
+    queue = fleet.queue("old")
+    tolerated(queue.push, {"n": 2}, id="g2")
+    with queue.claim() as claim:
+        for task in claim:
+            task.done()
+    tolerated(queue.sweep)
+    tolerated(queue.drop)
+    tolerated(lambda: fleet.index("old", Rec, key="key").put_many([Rec("k", 1, 0.5, "x")]))
+    tolerated(lambda: fleet.index("old").drop())
+    bench.demand(fleet.queue("other").result("g1").state == "pending", "the queue beside lost its task")
 
 
 def show_workers(bench: Bench) -> None:
@@ -1147,12 +1170,16 @@ KINDS: dict[str, Kind] = {
         _durable("step", "steps/bad/0.0000.json"),
         _durable("step-push", "steps/bad/0.0001.json"),
         _durable("step-gather", "steps/bad/0.0002.json"),
+        _durable("history", r"parts/ended/history-\d+\.json"),
         _durable("signal", "steps/bad/signals/0.go.json"),
         _durable("lease-suspended", "pending/bad/lease.json"),
         Kind("lock", "lock-cell", _locks, "locks/user/bad.lock", "json", _LOCKS),
         Kind("lock-held", "lock-cell", _locks, "locks/user/held.lock", "json", _LOCKS),
         Kind("cell", "lock-cell", _locks, "cells/bad.json", "json", _LOCKS),
         Kind("presence", "lock-cell", _locks, "workers/bad.json", "json", (show_workers, watch, query_fleet)),
+        Kind("queue-drop", "lock-cell", _locks, r"queues/old\.drop\.json", "json", (drop_again,)),
+        Kind("index-drop", "lock-cell", _locks, r"indexes/old\.drop\.json", "json", (drop_again,)),
+        Kind("drop-lock", "lock-cell", _locks, r"queues/old\.drop\.lock", "json", (drop_again,)),
         Kind("limpet.json", "lock-cell", _locks, "limpet.json", "json", (open_fleet,)),
         _index("manifest", "manifest.json"),
         _index("datapackage", "datapackage.json", consumers=(read_index, show_index, verify_index)),

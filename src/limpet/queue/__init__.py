@@ -9,6 +9,7 @@ several places, `sqs` keeps a queue on SQS.
 It may import events and the kernel, and neither the index nor the catalog: those stand beside it.
 """
 
+from limpet.kernel.drop import DropReport
 from limpet.kernel.store.sources import BadFile
 from limpet.queue.adopt import QueueAdoptReport
 from limpet.queue.api import (
@@ -50,6 +51,7 @@ __all__ = [
     "BadFile",
     "BucketQueue",
     "Claim",
+    "DropReport",
     "EmptyClaim",
     "EntryClaim",
     "EntryTask",
