@@ -482,6 +482,7 @@ def drop_again(bench: Bench) -> None:
         bench.cli(kind, "drop", "old", "--dry-run")
         bench.cli(kind, "ls")
     queue = fleet.queue("old")
+    assert isinstance(queue, BucketQueue)
     tolerated(queue.push, {"n": 2}, id="g2")
     with queue.claim() as claim:
         for task in claim:
