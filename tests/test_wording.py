@@ -106,6 +106,7 @@ def test_near_names() -> None:
         None,
     )
     assert (listed([]), listed(["a"]), listed(["a", "b"], 1)) == ("", "there is a", "there is a ...")
+    assert listed(["a b", "\x1b[31m"]) == r"there is a b, '\x1b[31m'"
 
 
 ISSUE = """.delay .apply_async .s countdown= eta= priority= rate_limit= max_retries= bind= soft_time_limit= time_limit=

@@ -34,6 +34,6 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def listed(names: Collection[str], most: int = NAMES_SHOWN) -> str:
-    """`there is a, b, c ...`; empty without names."""
-    shown = ", ".join([*names][:most])
+    """`there is a, b, c ...`; empty without names. One that a terminal would obey is shown as Python writes it."""
+    shown = ", ".join(name if name.isprintable() else repr(name) for name in [*names][:most])
     return f"there is {shown}{' ...' if len(names) > most else ''}" if names else ""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from limpet.kernel.errors import Conflict, Corrupt, Denied, Invalid, Missing, Unsupported
-from limpet.kernel.keys import Key, check, check_path, check_prefix, is_own_path
+from limpet.kernel.keys import Key, check, check_path, check_prefix, is_key, is_own_path
 from limpet.kernel.runtime import Runtime, system
 from limpet.kernel.store.api import Always, Blob, Stat, Store, Version, When, WrappedStore
 from limpet.kernel.wording import many
@@ -109,7 +109,8 @@ class MeteredStore(WrappedStore):
         return self._pages_after_first(super().sample(prefix, n))
 
     def list_dirs(self, prefix: str = "") -> Sequence[str]:
-        return self._pages_after_first(super().list_dirs(prefix))
+        folders = self._pages_after_first(super().list_dirs(prefix))
+        return [name for name in folders if is_key(name)]  # another program may have made `..`
 
     def _send(self, verb: str, key: Key, *, size: int = 0) -> Key:
         if not is_own_path(key):
