@@ -110,9 +110,9 @@ class _Counted:
     def _tap(self, name: str) -> Callable[..., Any]:
         real = getattr(OsFiles, name)
 
-        def call(*args: Any) -> Any:
-            self.calls += 2 if name in DOUBLE else int(name != "pin")
-            return real(*args)
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls += 2 if name in DOUBLE else 1
+            return real(*args, **options)
 
         return call
 

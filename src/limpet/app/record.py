@@ -13,7 +13,6 @@ import msgspec
 
 from limpet.kernel import keys
 from limpet.kernel.cell import Cell, struct_codec
-from limpet.kernel.drop import BEGUN, being_dropped, drop_cell
 from limpet.kernel.errors import Conflict, Denied, Invalid, Missing, Unsupported
 from limpet.kernel.records import Count, Name
 from limpet.kernel.runtime import Runtime
@@ -141,6 +140,8 @@ def epoch_for(store: Store, runtime: Runtime, record: Callable[[], FleetRecord],
     """
     seen = record()
     if seen.dropping and queue in seen.dropping:
+        from limpet.kernel.drop import BEGUN, being_dropped, drop_cell
+
         with suppress(Denied):
             drop = drop_cell(store, keys.QueueKeys.of(queue).drop, runtime).read()
             if drop is not None and drop.value.stage in BEGUN:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec
@@ -100,6 +99,8 @@ def code_version(function: Callable[..., Any]) -> str:
     """A short name of the version of a function's code: another one once it has changed, or a module of its package
     that is loaded now. Empty for what is not written in Python.
     """
+    from hashlib import sha256
+
     owner: Any = getattr(function, "__self__", None)
     function = inspect.unwrap(owner if hasattr(owner, "__wrapped__") else function)
     while isinstance(function, partial):
