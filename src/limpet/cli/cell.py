@@ -49,7 +49,7 @@ def put(
 
     With --create or --if-version, one of several concurrent writes wins, and the others end with exit code 1.
 
-    Example: a value; a text, which has its own quotes; a change of exactly what was read
+    Example: write an object; write a text, quoted as JSON; write only if the version is still the one that was read
     $ limpet cell put settings '{"limit": 5}' -u s3://acme/prod
     $ limpet cell put leader '"ann"' --create -u s3://acme/prod
     $ limpet cell put settings - --if-version "$version" -u s3://acme/prod < settings.json
@@ -162,16 +162,16 @@ def ls(
     cells = [*islice(fleet.cells(on_error=lambda key, error: bad.update({key: error})), limit + 1)]
     names = {key: name_of(key.removeprefix(f"{CELLS}/").removesuffix(".json")) for key, _, _ in cells}
     if json:
-        found = [_facts(names[key], seen) | {"bytes": size} for key, size, seen in cells[:limit]]
+        rows = [_facts(names[key], cell) | {"bytes": size} for key, size, cell in cells[:limit]]
         unreadable = [{"key": key, "error": str(error)} for key, error in bad.items()]
-        print_json({"cells": found, "unreadable": unreadable, "more": len(cells) > limit})
+        print_json({"cells": rows, "unreadable": unreadable, "more": len(cells) > limit})
         return
     if not cells and not bad:
         say(f"no cell has a value at {fleet.url}")
         return
     listed = table("cell", "written", "size", "value", right=("size",))
-    for key, size, seen in cells[:limit]:
-        listed.add_row(clean(names[key]), when(seen.modified), size_text(size), clean(_begin(seen.value)))
+    for key, size, cell in cells[:limit]:
+        listed.add_row(clean(names[key]), when(cell.modified), size_text(size), clean(_begin(cell.value)))
     for where, error in bad.items():
         listed.add_row(clean(where), "[red]unreadable[/red]", "-", clean(str(error)))
     cli.show(listed)

@@ -195,7 +195,7 @@ def drop(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Drop a lock that nobody holds: `limpet lock ls` shows it no more. Its name can be used again.
+    """Remove a lock that no process holds from `limpet lock ls`. Its name can be used again.
 
     A record of it stays, so that the next holder gets a higher token than every earlier one.
 

@@ -227,8 +227,8 @@ class Index(Generic[R]):
         Processes that have it open learn of it within ten minutes; until then, puts of theirs may succeed, and go with
         the index. So an index of that name is created eleven minutes later at the earliest, unless the drop was
         `quiesced`: nothing uses the index any more. The new index has nothing of the old one. A published table stays.
-        `dry_run` only says what would be removed. `progress` is told what it waits for: in a bucket two minutes, until
-        no delete can come late.
+        `dry_run` returns the report and removes nothing. `progress` gets a line for each wait: in a bucket two minutes
+        for late deletes.
         Raises: Conflict while a compiler, repair or reshard works, and nothing was changed, or if others go on to
         write; Held while another process drops it; Missing; Corrupt. After any other error, drop it again.
         Cost: 2 LISTs per 1,000 objects, 1 GET for each lock of a shard, 1 DELETE an object, in bulk; 10 PUTs, 12 GETs.

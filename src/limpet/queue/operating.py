@@ -526,12 +526,12 @@ class Operating(Inspection):
     def drop(self, *, dry_run: bool = False, progress: Callable[[str], object] = lambda said: None) -> DropReport:
         """Remove the queue with all that it holds, receipts too, and everything that Limpet knows of its ids.
 
-        Tasks that were pushed before are gone. A push meanwhile is removed too, or stays and makes the queue anew; one
-        that is acknowledged after the drop has returned stays, also under an id that was used before. Workers of the
-        queue go on, and serve it again after the next push; one that lost its claim before the drop, and ends its task
-        after it, writes nothing. (Not so a process that sleeps for minutes between two of its requests.)
-        `dry_run` only says what would be removed. `progress` is told what it waits for: 7 s until workers have noticed,
-        if tasks wait, and in a bucket two minutes, if there were ids of your own, until no delete can come late.
+        All tasks that were pushed before the drop are removed. A task that is pushed during the drop is removed with
+        them, or it stays and creates the queue again. A task that is pushed after the drop has returned stays, also
+        under an id that was used before. Workers go on, and serve the queue again after the next push. A worker that
+        lost its claim before the drop and ends its task after it writes nothing, unless its process slept for minutes
+        between two requests. `dry_run` returns the report and removes nothing. `progress` gets a line for each wait:
+        7 s for workers to notice, if tasks wait; in a bucket two minutes for late deletes, if tasks had ids of your own.
         Raises: Conflict while a task runs, and nothing was changed; Held while another process drops it; Missing;
         Unsupported for a queue that is exchanged with other nodes. After any other error, drop it again.
         Cost: 3 LISTs per 1,000 objects, 1 GET for each lease, 1 DELETE an object, in bulk; 10 PUTs and 10 GETs.
