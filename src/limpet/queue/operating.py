@@ -531,7 +531,7 @@ class Operating(Inspection):
         under an id that was used before. Workers go on, and serve the queue again after the next push. A worker that
         lost its claim before the drop and ends its task after it writes nothing, unless its process slept for minutes
         between two requests. `dry_run` returns the report and removes nothing. `progress` gets a line for each wait:
-        7 s for workers to notice, if tasks wait; in a bucket two minutes for late deletes, if tasks had ids of your own.
+        7 s for workers to notice, if tasks wait; in a bucket two minutes for late deletes, if tasks had own ids.
         Raises: Conflict while a task runs, and nothing was changed; Held while another process drops it; Missing;
         Unsupported for a queue that is exchanged with other nodes. After any other error, drop it again.
         Cost: 3 LISTs per 1,000 objects, 1 GET for each lease, 1 DELETE an object, in bulk; 10 PUTs and 10 GETs.
